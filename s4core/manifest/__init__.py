@@ -1,0 +1,42 @@
+"""The manifest: the JSON that describes a checkpoint (FORMAT.md, section 7).
+
+Putting a manifest is the commit of a checkpoint; it is never rewritten. `dump`
+and `parse` are inverse, and both run `validate`: sizes, indices and references
+are checked before anything is fetched or allocated on their word.
+
+    model    what a manifest holds        rules    what it must fulfil
+    write    dump                         read     parse
+    fields   strict JSON, typed values
+"""
+
+from s4core.manifest.fields import Fields, loads_strict
+from s4core.manifest.model import (
+    DELTAS,
+    INLINE_BYTES,
+    ArrayEntry,
+    Json,
+    Manifest,
+    Need,
+    ShardEntry,
+    TensorEntry,
+)
+from s4core.manifest.read import parse
+from s4core.manifest.rules import check_id, validate
+from s4core.manifest.write import dump
+
+__all__ = [
+    "DELTAS",
+    "INLINE_BYTES",
+    "ArrayEntry",
+    "Fields",
+    "Json",
+    "Manifest",
+    "Need",
+    "ShardEntry",
+    "TensorEntry",
+    "check_id",
+    "dump",
+    "loads_strict",
+    "parse",
+    "validate",
+]

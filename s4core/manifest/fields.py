@@ -1,0 +1,99 @@
+"""Strict JSON, and typed values out of it; every miss names its place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TypeVar
+
+from s4core.errors import FormatError
+from s4core.manifest.model import Json
+
+__all__ = ["Fields", "loads_strict"]
+
+T = TypeVar("T")
+
+
+def loads_strict(data: bytes, where: str) -> Json:
+    """Read JSON, refusing duplicate keys, NaN literals, bad UTF-8 and bottomless nesting.
+
+    Raises:
+        FormatError: it is not such JSON.
+    """
+    try:
+        return json.loads(
+            data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
+        )
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{where} is not valid JSON: {error}; fetch it again") from None
+
+
+def _unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return found
+
+
+def _no_constant(name: str) -> Json:
+    raise ValueError(f"the literal {name}")
+
+
+class Fields:
+    """Takes typed values out of JSON objects; every miss names its place."""
+
+    def __init__(self, value: Json, where: str) -> None:
+        if not isinstance(value, dict):
+            raise FormatError(f"{where}: expected an object, found {type(value).__name__}")
+        self._value, self._where = value, where
+
+    def fail(self, key: str, expected: str) -> FormatError:
+        """The error for a key that does not hold what was `expected`."""
+        found = json.dumps(self._value.get(key))
+        shown = found if len(found) <= 60 else found[:57] + "..."
+        return FormatError(f"{self._where}: {key}: expected {expected}, found {shown}")
+
+    def text(self, key: str) -> str:
+        """The string under `key`."""
+        value = self._value.get(key)
+        if not isinstance(value, str):
+            raise self.fail(key, "a string")
+        return value
+
+    def number(self, key: str, at_least: int = 0) -> int:
+        """The integer under `key`."""
+        value = self._value.get(key)
+        if type(value) is not int or value < at_least:
+            raise self.fail(key, f"an integer of at least {at_least}")
+        return value
+
+    def optional(self, key: str, read: Callable[[str], T]) -> T | None:
+        """None if `key` is absent or null, else what `read` finds there."""
+        return None if self._value.get(key) is None else read(key)
+
+    def items(self, key: str) -> list[Json]:
+        """The list under `key`."""
+        value = self._value.get(key)
+        if not isinstance(value, list):
+            raise self.fail(key, "a list")
+        return value
+
+    def numbers(self, key: str) -> tuple[int, ...]:
+        """The list of integers, none negative, under `key`."""
+        value = self.items(key)
+        if not all(type(item) is int and item >= 0 for item in value):
+            raise self.fail(key, "a list of integers of at least 0")
+        return tuple(value)
+
+    def pair(self, key: str) -> tuple[int, int]:
+        """The two integers under `key`."""
+        value = self.numbers(key)
+        if len(value) != 2:
+            raise self.fail(key, "two integers")
+        return value[0], value[1]
+
+    def raw(self, key: str) -> Json:
+        """Whatever is under `key`, which must be there."""
+        if key not in self._value:
+            raise self.fail(key, "a value")
+        return self._value[key]
