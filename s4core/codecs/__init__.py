@@ -1,0 +1,19 @@
+"""Codecs: one plane of one chunk to a blob, and back (FORMAT.md, sections 2 to 4).
+
+Map of the package:
+
+- `ids`: the codecs' numbers, and `EncodedPlane`
+- `coding`: `encode_plane`, `decode_plane`: the choice, whoever does the work
+- `native`: the C extension `_native`, when one was built
+- `reference`, `choice`, `rans_reference`, `rans_blob`, `bitpack_reference`: numpy, the
+  oracle of the native and of the CUDA code, and what serves without an extension
+- `zstd`: the one file that imports zstandard
+- `faults`: what can be wrong with a blob, and the sentence that says so
+"""
+
+from __future__ import annotations
+
+from s4core.codecs.coding import decode_plane, encode_plane
+from s4core.codecs.ids import CodecId, EncodedPlane
+
+__all__ = ["CodecId", "EncodedPlane", "decode_plane", "encode_plane"]
