@@ -28,6 +28,7 @@ __all__ = [
     "digest",
     "digest_of_pieces",
     "document_digest",
+    "pieces",
 ]
 
 DIGEST_BYTES: Final = 16
@@ -49,13 +50,18 @@ def check(data: Buffer, expected: int, where: str) -> None:
         )
 
 
-def digest(words: Buffer) -> bytes:
-    """Return the 16-byte digest of an array's words as they lie in memory."""
+def pieces(words: Buffer) -> list[int]:
+    """Return the XXH3-64 of every 64 KiB piece of an array's words, in order."""
     view = memoryview(words).cast("B")
-    return digest_of_pieces(
+    return [
         xxhash.xxh3_64_intdigest(view[start : start + PIECE_BYTES])
         for start in range(0, len(view), PIECE_BYTES)
-    )
+    ]
+
+
+def digest(words: Buffer) -> bytes:
+    """Return the 16-byte digest of an array's words as they lie in memory."""
+    return digest_of_pieces(pieces(words))
 
 
 def digest_of_pieces(pieces: Iterable[int]) -> bytes:

@@ -1,0 +1,186 @@
+"""From a manifest to tensors: follow the chain, fetch, check, decode, place."""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from s4core import dtypes, tree
+from s4core.chain import Chain, Link
+from s4core.checkpoint.fetch import Request, fetch
+from s4core.checkpoint.shards import Shard
+from s4core.errors import FormatError, KeyNotFoundError
+from s4core.manifest import ArrayEntry, Manifest, TensorEntry
+from s4core.pipeline import Step, decompress
+
+__all__ = ["MapLocation", "Reader", "device_of"]
+
+MapLocation = Any  # None, str, torch.device, dict of these, or callable, as torch.load takes them
+ShardOf = Callable[[Manifest, int], Shard]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Reader:
+    """Reads one checkpoint.
+
+    Attributes:
+        manifest: of the checkpoint.
+        chain: to what it stands on.
+        shard_of: gives shard number n of a manifest.
+        where: its name, for messages.
+    """
+
+    manifest: Manifest
+    chain: Chain
+    shard_of: ShardOf
+    where: str
+
+    def state(self, map_location: MapLocation = None, *, weights_only: bool = True) -> Any:
+        """Return the whole state.
+
+        Args:
+            map_location: where tensors go, as `torch.load` understands it; None: to the
+                device they were saved from, or the CPU where this machine lacks it.
+            weights_only: refuse whatever would need a class of the user's.
+
+        Raises:
+            FormatError, ChainError, StoreError, CodecError: see each.
+            StateError: the state needs `weights_only=False`.
+        """
+        tensors = self._place(range(len(self.manifest.tensors)), map_location)
+        placed = [tensors[number] for number in range(len(self.manifest.tensors))]
+        return tree.unflatten(self.manifest.tree, placed, weights_only=weights_only)
+
+    def select(self, keys: Sequence[str], map_location: MapLocation = None) -> dict[str, Tensor]:
+        """Return the tensors whose path matches one of the patterns `keys`, by path.
+
+        Only their arrays are fetched. Patterns are shell-like: `model/*`, `*/exp_avg`.
+
+        Raises:
+            KeyNotFoundError: a pattern that matches nothing.
+        """
+        paths = [tensor.path for tensor in self.manifest.tensors]
+        chosen: dict[int, None] = {}
+        for pattern in keys:
+            found = [i for i, path in enumerate(paths) if fnmatch.fnmatchcase(path, pattern)]
+            if not found:
+                shown = ", ".join(paths[:5])
+                raise KeyNotFoundError(
+                    f"{self.where}: no tensor's path matches {pattern!r}; there are {len(paths)}, "
+                    f"such as {shown}"
+                )
+            chosen.update(dict.fromkeys(found))
+        tensors = self._place(sorted(chosen), map_location)
+        return {paths[number]: tensor for number, tensor in tensors.items()}
+
+    def array(self, number: int) -> Tensor:
+        """Return the words of one array on the CPU: 1-D, of its dtype."""
+        (found,) = self.arrays([number], lambda _: torch.device("cpu"))
+        return found[1]
+
+    def arrays(
+        self, wanted: Sequence[int], device: Callable[[int], torch.device]
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yield (number, words) of each array in `wanted`, fetched ahead within a budget.
+
+        Args:
+            wanted: numbers of arrays.
+            device: gives the device an array is decoded to.
+        """
+        links = {number: self.chain.links(number) for number in wanted}
+        requests = [Request([self._span(link) for link in links[n]]) for n in wanted if links[n]]
+        fetched = fetch(requests)
+        for number in wanted:
+            entry = self.manifest.arrays[number]
+            out = _empty(entry, device(number))
+            if links[number]:
+                steps = self._steps(links[number], next(fetched))
+                where = f"{self.where}: array {number}"
+                decompress(steps, dtypes.lookup(entry.dtype), out, entry.digest, where)
+            elif entry.data:
+                data = torch.frombuffer(bytearray(entry.data), dtype=torch.uint8)
+                out.view(torch.uint8).copy_(data)
+            yield number, out
+
+    def _span(self, link: Link) -> tuple[Shard, Any]:
+        number, entry = link.entry.at or (0, 0)
+        shard = self.shard_of(link.manifest, number)
+        return shard, shard.span(entry)
+
+    def _steps(self, links: Sequence[Link], payloads: Sequence[bytes]) -> list[Step]:
+        steps = []
+        for link, payload in zip(links, payloads, strict=True):
+            shard, span = self._span(link)
+            _, entry = link.entry.at or (0, 0)
+            rows = shard.index.blobs[span.first : span.first + span.count]
+            record = shard.index.arrays[entry]
+            where = f"{shard.where}: array {entry}"
+            steps.append(Step(where, record, rows, payload, link.entry.delta))
+        return steps
+
+    def _place(self, numbers: Sequence[int], map_location: MapLocation) -> dict[int, Tensor | None]:
+        entries = [(number, self.manifest.tensors[number]) for number in numbers]
+        devices = {
+            entry.array: device_of(entry.device, map_location)
+            for _, entry in entries
+            if entry.array is not None
+        }
+        words = dict(self.arrays(list(devices), devices.__getitem__))
+        return {number: _place(entry, words) for number, entry in entries}
+
+
+def _empty(entry: ArrayEntry, device: torch.device) -> Tensor:
+    dtype = tree.torch_dtype(entry.dtype)
+    count = entry.words // dtypes.lookup(entry.dtype).words_per_element
+    return torch.empty(count, dtype=dtype, device=device)
+
+
+def _place(entry: TensorEntry, words: dict[int, Tensor]) -> Tensor | None:
+    if entry.array is None:
+        return tree.meta_tensor(entry.dtype, entry.shape, entry.stride)
+    return tree.place(words[entry.array], entry.dtype, entry.shape, entry.stride, entry.offset)
+
+
+def device_of(saved: str, map_location: MapLocation) -> torch.device:
+    """Return where a tensor saved from device `saved` goes.
+
+    `host` tensors (random number generator states, numpy arrays) always stay on the CPU.
+
+    Raises:
+        FormatError: `saved` is no device.
+    """
+    if saved == "host":
+        return torch.device("cpu")
+    try:
+        origin = torch.device(saved)
+    except RuntimeError:
+        raise FormatError(
+            f"a tensor's device is {saved!r}: expected cpu, cuda:0 or alike"
+        ) from None
+    mapped = _mapped(saved, map_location)
+    if mapped is not None:
+        return mapped
+    if origin.type == "cuda" and not torch.cuda.is_available():
+        _log.warning("no CUDA device here: tensors saved from %s are loaded to the CPU", saved)
+        return torch.device("cpu")
+    return origin
+
+
+def _mapped(saved: str, map_location: MapLocation) -> torch.device | None:
+    if map_location is None:
+        return None
+    if isinstance(map_location, dict):
+        target = map_location.get(saved)
+        return None if target is None else torch.device(target)
+    if callable(map_location) and not isinstance(map_location, torch.device):
+        storage = map_location(torch.UntypedStorage(0), saved)
+        return None if storage is None else storage.device
+    return torch.device(map_location)

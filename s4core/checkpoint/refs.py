@@ -1,0 +1,102 @@
+"""Refs: the small mutable objects at the names users choose (FORMAT.md, section 10)."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Final
+
+from s4core.errors import FormatError, KeyNotFoundError, StoreError, VersionError
+from s4core.manifest import Fields, check_id, loads_strict
+from s4core.stores import Store, open_store
+
+__all__ = ["STORE_DIRECTORY", "Ref", "dump_ref", "parse_ref", "read_ref", "split_url"]
+
+STORE_DIRECTORY: Final = ".s4"
+MAX_REF_BYTES: Final = 64 * 1024
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True)
+class Ref:
+    """What a ref says.
+
+    Attributes:
+        checkpoint: id.
+        digest: of its manifest.
+        store: path of the store, relative to the ref's directory, or an absolute URL.
+    """
+
+    checkpoint: str
+    digest: str
+    store: str = STORE_DIRECTORY
+
+
+def dump_ref(ref: Ref) -> bytes:
+    """Return the bytes of a ref."""
+    document = {
+        "format": "s4-ref",
+        "version": _VERSION,
+        "store": ref.store,
+        "checkpoint": ref.checkpoint,
+        "digest": ref.digest,
+    }
+    return json.dumps(document, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def parse_ref(data: bytes, where: str) -> Ref:
+    """Read a ref.
+
+    Raises:
+        VersionError: a newer version.
+        FormatError: not a ref.
+    """
+    if len(data) > MAX_REF_BYTES or not data.startswith(b"{"):
+        raise FormatError(f"{where} is not a ref: expected a JSON object of at most 64 KiB")
+    fields = Fields(loads_strict(data, where), where)
+    if fields.text("format") != "s4-ref":
+        raise FormatError(f"{where} is not a ref: its format is {fields.text('format')!r}")
+    if fields.number("version") != _VERSION:
+        raise VersionError(
+            f"{where} has ref version {fields.number('version')}: this release reads version "
+            f"{_VERSION}; upgrade s4weights"
+        )
+    check_id(fields.text("checkpoint"), where)
+    return Ref(fields.text("checkpoint"), fields.text("digest"), fields.text("store"))
+
+
+def split_url(url: str | os.PathLike[str]) -> tuple[Store, str]:
+    """Return the store of the directory that holds `url`, and the name in it.
+
+    Raises:
+        StoreError: there is no name in `url`.
+    """
+    text = os.fspath(url)
+    if "://" in text or text.startswith("s3:/"):
+        parent, _, name = text.rstrip("/").rpartition("/")
+        if parent.endswith(("/", ":")):
+            raise StoreError(f"{text} names a whole store: expected the name of a checkpoint in it")
+    else:
+        parent, name = os.path.split(os.path.abspath(text))
+    if not name:
+        raise StoreError(f"{text!r} has no name in it: expected the path of a checkpoint")
+    return open_store(parent), name
+
+
+def read_ref(store: Store, name: str) -> Ref:
+    """Return the ref called `name` in the directory `store`.
+
+    Raises:
+        KeyNotFoundError: nothing of that name.
+        FormatError: what is there is not a ref.
+    """
+    size = store.size(name)
+    if size > MAX_REF_BYTES:
+        raise FormatError(f"{store.url_of(name)} is not a ref: {size} bytes, at most 64 KiB")
+    try:
+        return parse_ref(store.get(name), store.url_of(name))
+    except KeyNotFoundError:
+        raise KeyNotFoundError(
+            f"{store.url_of(name)} was removed while it was being read; list the run again"
+        ) from None

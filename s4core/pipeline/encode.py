@@ -1,0 +1,175 @@
+"""Compress: the words of arrays to blobs, each decoded again before it counts.
+
+The digest is taken of the words that were encoded and compared, chunk by chunk.
+Blobs hold no view of the caller's memory: what was returned is safe to mutate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from s4core import digests, dtypes
+from s4core.codecs import EncodedPlane
+from s4core.dtypes import DType, Layout
+from s4core.errors import CodecError
+from s4core.format import BLOB_DTYPE, ArrayRecord
+from s4core.pipeline.host import decode_chunk, encode_chunk
+from s4core.pipeline.threads import map_chunks
+from s4core.pipeline.words import byte_view, words_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["Encoded", "Job", "compress", "record_for"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One array to encode.
+
+    Attributes:
+        name: for messages.
+        words: 1-D, contiguous, of `dtype`'s elements, on any device.
+        dtype: of the elements.
+        base: words of the base, same size, same device; None: stored whole.
+        delta: `xor` or `zigzag` with a base.
+    """
+
+    name: str
+    words: Tensor
+    dtype: DType
+    base: Tensor | None = None
+    delta: str | None = None
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One encoded array.
+
+    Attributes:
+        record: its record in the index.
+        rows: BLOB_DTYPE, shape (record.blobs,): its rows in the index.
+        payload: the blobs in order, whole (padding included); some may be empty.
+        digest: 16 bytes, of the original words.
+    """
+
+    record: ArrayRecord
+    rows: NDArray[np.void]
+    payload: Sequence[Buffer]
+    digest: bytes
+
+    @property
+    def stored_bytes(self) -> int:
+        """Length of all its blobs."""
+        return int(self.rows["length"].sum(dtype=np.uint64))
+
+
+def record_for(job: Job, profile: str) -> ArrayRecord:
+    """Return how the array of `job` is cut (FORMAT.md, sections 2 and 4.4)."""
+    words = words_of(job.words, job.dtype)
+    layout = dtypes.layout_of(job.dtype, words, profile=profile)
+    if job.delta == "zigzag" and layout is not Layout.WORDS:
+        layout = Layout.BYTES
+    word_bytes = job.dtype.word_bytes
+    return ArrayRecord(
+        words=words,
+        chunk_words=dtypes.chunking(words).chunk_words,
+        layout=layout,
+        word_bytes=word_bytes,
+        planes=dtypes.plane_count(layout, word_bytes, job.dtype.exponent_bits),
+    )
+
+
+def compress(
+    jobs: Iterable[Job], *, profile: str = "open", verify: bool = True
+) -> Iterator[Encoded]:
+    """Encode arrays, one after the other, in order.
+
+    Args:
+        jobs: the arrays.
+        profile: which codecs may be used.
+        verify: decode every chunk again and compare it with the words it came from.
+
+    Yields:
+        One result for each job.
+
+    Raises:
+        CodecError: a chunk did not decode to its words; nothing of it was returned.
+    """
+    for job in jobs:
+        yield _compress_on_host(job, record_for(job, profile), verify)
+
+
+def _compress_on_host(job: Job, record: ArrayRecord, verify: bool) -> Encoded:
+    words = byte_view(job.words.cpu())
+    base = None if job.base is None else byte_view(job.base.cpu())
+    done = list(map_chunks(_ChunkWork(job, record, words, base, verify), range(record.chunks)))
+    rows = np.concatenate([chunk.rows for chunk in done]) if done else np.empty(0, BLOB_DTYPE)
+    payload = [plane.data for chunk in done for plane in chunk.planes]
+    digest = digests.digest_of_pieces(piece for chunk in done for piece in chunk.pieces)
+    return Encoded(record, rows, payload, digest)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """One encoded chunk: its rows of the index, its blobs, the hashes of its words' pieces."""
+
+    rows: NDArray[np.void]
+    planes: list[EncodedPlane]
+    pieces: list[int]
+
+
+@dataclass(frozen=True)
+class _ChunkWork:
+    """Encodes, verifies and checksums one chunk; runs on worker threads."""
+
+    job: Job
+    record: ArrayRecord
+    words: NDArray[np.uint8]
+    base: NDArray[np.uint8] | None
+    verify: bool
+
+    def __call__(self, chunk: int) -> _Chunk:
+        size = self.record.chunk_words * self.record.word_bytes
+        part = slice(chunk * size, (chunk + 1) * size)
+        words = self.words[part]
+        base = None if self.base is None else self.base[part]
+        sub_block = dtypes.chunking(self.record.words).sub_block
+        encoded = encode_chunk(
+            words, self.job.dtype, self.record.layout, sub_block, base=base, kind=self.job.delta
+        )
+        if self.verify:
+            self._compare(chunk, words, base, encoded)
+        rows = np.zeros(len(encoded), BLOB_DTYPE)
+        for row, plane in zip(rows, encoded, strict=True):
+            row["checksum"] = digests.checksum(plane.data)
+            row["length"], row["codec"], row["param"] = len(plane.data), plane.codec, plane.param
+        # Chunks are whole numbers of pieces, so a chunk's pieces are the array's.
+        return _Chunk(rows, encoded, digests.pieces(words))
+
+    def _compare(
+        self,
+        chunk: int,
+        words: NDArray[np.uint8],
+        base: NDArray[np.uint8] | None,
+        encoded: list[EncodedPlane],
+    ) -> None:
+        again = np.empty_like(words)
+        planes = [(plane.codec, plane.param, plane.data) for plane in encoded]
+        decode_chunk(
+            planes, self.job.dtype, self.record.layout, again, base=base, kind=self.job.delta
+        )
+        if not np.array_equal(words, again):
+            first = int(np.flatnonzero(words != again)[0])
+            raise CodecError(
+                f"{self.job.name}: chunk {chunk} does not decode to the words it came from "
+                f"(first difference at byte {first} of the chunk); nothing was written. Either "
+                "the tensor was changed while it was being saved, or this machine's memory or "
+                "processor is faulty"
+            )
