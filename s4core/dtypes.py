@@ -96,10 +96,19 @@ _ALL: Final = (
     _plain("uint64", 8),
     _plain("int64", 8),
     _plain("bool", 1),
-    # Quantized tensors are stored through their integers.
+    # Bits that torch gives no meaning.
+    _plain("bits8", 1),
+    _plain("bits16", 2),
+    _plain("bits1x8", 1),
+    _plain("bits2x4", 1),
+    _plain("bits4x2", 1),
+    # Quantized tensors are stored through their integers; the last two pack
+    # several into a byte, and the byte is the word.
     _plain("qint8", 1),
     _plain("quint8", 1),
     _plain("qint32", 4),
+    _plain("quint4x2", 1),
+    _plain("quint2x4", 1),
 )
 
 BY_NAME: Final[dict[str, DType]] = {dtype.name: dtype for dtype in _ALL}
