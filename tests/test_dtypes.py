@@ -35,9 +35,12 @@ def test_a_dtype_without_kernels_is_refused_by_name(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in BY_NAME if BY_NAME[name].is_float])
 def test_the_exponent_is_as_wide_as_torch_says(name: str) -> None:
+    # float8 by its name: torch's finfo misstates eps of float8_e5m2fnuz.
+    if fields := re.search(r"_e(\d)m\d", name):
+        assert BY_NAME[name].exponent_bits == int(fields[1])
+        return
     theirs: torch.dtype = getattr(torch, name)
-    real = theirs.to_real() if theirs.is_complex else theirs
-    info = torch.finfo(real)
+    info = torch.finfo(theirs.to_real() if theirs.is_complex else theirs)
     mantissa = round(-torch.log2(torch.tensor(info.eps, dtype=torch.float64)).item())
     assert BY_NAME[name].exponent_bits == 8 * BY_NAME[name].word_bytes - 1 - mantissa
 
