@@ -10,34 +10,43 @@ XXH3 is Yann Collet's; specification: xxHash, doc/xxhash_spec.md.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from s4core.errors import ChecksumError
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 __all__ = [
     "DIGEST_BYTES",
     "PIECE_BYTES",
+    "Buffer",
     "check",
     "checksum",
     "digest",
     "digest_of_pieces",
     "document_digest",
+    "flat",
     "pieces",
 ]
 
 DIGEST_BYTES: Final = 16
 PIECE_BYTES: Final = 64 * 1024
 
+# Contiguous bytes in host memory.
+Buffer = bytes | bytearray | memoryview | NDArray[np.uint8]
+
 
 def checksum(data: Buffer) -> int:
     """Return the XXH3-64 of `data`, an unsigned 64-bit number."""
-    return xxhash.xxh3_64_intdigest(data)
+    return xxhash.xxh3_64_intdigest(flat(data))
+
+
+def flat(data: Buffer) -> memoryview:
+    """Return a view of `data` as bytes, without a copy."""
+    view: memoryview = memoryview(data)  # type: ignore[arg-type]  # numpy says so from 3.12 on
+    return view.cast("B") if view.nbytes else memoryview(b"")
 
 
 def check(data: Buffer, expected: int, where: str) -> None:
@@ -52,7 +61,7 @@ def check(data: Buffer, expected: int, where: str) -> None:
 
 def pieces(words: Buffer) -> list[int]:
     """Return the XXH3-64 of every 64 KiB piece of an array's words, in order."""
-    view = memoryview(words).cast("B")
+    view = flat(words)
     return [
         xxhash.xxh3_64_intdigest(view[start : start + PIECE_BYTES])
         for start in range(0, len(view), PIECE_BYTES)

@@ -16,6 +16,7 @@ from s4core.chain import Chain, Link
 from s4core.checkpoint.fetch import Request, fetch
 from s4core.checkpoint.shards import Shard
 from s4core.errors import FormatError, KeyNotFoundError
+from s4core.format import BlobSpan
 from s4core.manifest import ArrayEntry, Manifest, TensorEntry
 from s4core.pipeline import Step, decompress
 
@@ -110,7 +111,18 @@ class Reader:
                 out.view(torch.uint8).copy_(data)
             yield number, out
 
-    def _span(self, link: Link) -> tuple[Shard, Any]:
+    def stored_spans(self) -> Iterator[tuple[tuple[str, int], Request]]:
+        """Yield every stored array this checkpoint stands on, once: its place and its blobs."""
+        seen = set()
+        for number in range(len(self.manifest.arrays)):
+            for link in self.chain.links(number):
+                shard, span = self._span(link)
+                place = (shard.where, span.offset)
+                if place not in seen:
+                    seen.add(place)
+                    yield place, Request([(shard, span)])
+
+    def _span(self, link: Link) -> tuple[Shard, BlobSpan]:
         number, entry = link.entry.at or (0, 0)
         shard = self.shard_of(link.manifest, number)
         return shard, shard.span(entry)
@@ -126,14 +138,14 @@ class Reader:
             steps.append(Step(where, record, rows, payload, link.entry.delta))
         return steps
 
-    def _place(self, numbers: Sequence[int], map_location: MapLocation) -> dict[int, Tensor | None]:
+    def _place(self, numbers: Sequence[int], map_location: MapLocation) -> dict[int, Tensor]:
         entries = [(number, self.manifest.tensors[number]) for number in numbers]
         devices = {
             entry.array: device_of(entry.device, map_location)
             for _, entry in entries
             if entry.array is not None
         }
-        words = dict(self.arrays(list(devices), devices.__getitem__))
+        words = dict(self.arrays(list(devices), lambda array: devices[array]))
         return {number: _place(entry, words) for number, entry in entries}
 
 
@@ -143,7 +155,7 @@ def _empty(entry: ArrayEntry, device: torch.device) -> Tensor:
     return torch.empty(count, dtype=dtype, device=device)
 
 
-def _place(entry: TensorEntry, words: dict[int, Tensor]) -> Tensor | None:
+def _place(entry: TensorEntry, words: dict[int, Tensor]) -> Tensor:
     if entry.array is None:
         return tree.meta_tensor(entry.dtype, entry.shape, entry.stride)
     return tree.place(words[entry.array], entry.dtype, entry.shape, entry.stride, entry.offset)
@@ -181,6 +193,6 @@ def _mapped(saved: str, map_location: MapLocation) -> torch.device | None:
         target = map_location.get(saved)
         return None if target is None else torch.device(target)
     if callable(map_location) and not isinstance(map_location, torch.device):
-        storage = map_location(torch.UntypedStorage(0), saved)
+        storage = map_location(torch.empty(0).untyped_storage(), saved)
         return None if storage is None else storage.device
     return torch.device(map_location)

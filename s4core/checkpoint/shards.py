@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +24,6 @@ from s4core.format import (
 )
 from s4core.pipeline import Encoded
 from s4core.stores import Store
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 __all__ = ["Shard", "ShardStream"]
 
@@ -127,12 +123,12 @@ class ShardStream:
         """Return the header."""
         return HEADER
 
-    def add(self, encoded: Encoded) -> Iterator[Buffer]:
+    def add(self, encoded: Encoded) -> Iterator[memoryview]:
         """Yield the blobs of one array and enter it into the index."""
         self.records.append(encoded.record)
         self._rows.append(encoded.rows)
         self._offset += encoded.stored_bytes
-        yield from (blob for blob in encoded.payload if memoryview(blob).nbytes)
+        yield from (view for view in map(digests.flat, encoded.payload) if view.nbytes)
 
     def end(self, manifest: bytes = b"") -> Iterator[bytes]:
         """Yield the embedded manifest, if any, the index and the footer."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -29,9 +29,6 @@ from s4core.manifest import (
 )
 from s4core.pipeline import Encoded, Job, array_digest, byte_view, choose_delta, compress
 from s4core.version import __version__
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 # Arrays are encoded in batches of about this many bytes of words: enough to fill a
 # GPU at once, little enough that a batch's bases fit beside it.
@@ -171,6 +168,11 @@ class Writer:
         """Whether anything is to be stored outside the manifest."""
         return bool(self._waiting)
 
+    @property
+    def digests(self) -> list[str]:
+        """The digest of each array that is planned or written, in order."""
+        return [self._entries[number].digest for number in sorted(self._entries)]
+
     def _plan(self, number: int, array: Array, old: int | None) -> None:
         if array.bytes <= INLINE_BYTES:
             words = array.gather().cpu()
@@ -207,7 +209,7 @@ class Writer:
         need, array = self.previous.owner(old)
         return self._needs.setdefault(need, len(self._needs)), array
 
-    def shard(self, manifest: Callable[[], bytes] | None = None) -> Iterator[Buffer]:
+    def shard(self, manifest: Callable[[], bytes] | None = None) -> Iterator[bytes | memoryview]:
         """Yield the shard.
 
         Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,15 +12,13 @@ from torch import Tensor
 
 from s4core import digests
 from s4core.codecs import CodecId
+from s4core.digests import Buffer
 from s4core.dtypes import DType
 from s4core.errors import ChecksumError, FormatError
 from s4core.format import ArrayRecord
 from s4core.pipeline.host import decode_chunk
 from s4core.pipeline.threads import map_chunks
 from s4core.pipeline.words import byte_view
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 __all__ = ["Step", "decompress"]
 
@@ -103,7 +100,7 @@ class _ChunkWork:
         base: NDArray[np.uint8] | None,
     ) -> None:
         self._step, self._dtype, self._out, self._base = step, dtype, out, base
-        self._payload = memoryview(step.payload).cast("B")
+        self._payload = digests.flat(step.payload)
         ends = np.cumsum(step.rows["length"], dtype=np.int64)
         self._ends = np.concatenate((np.zeros(1, np.int64), ends))
         if len(self._payload) != self._ends[-1]:

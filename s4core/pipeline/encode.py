@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +15,13 @@ from torch import Tensor
 
 from s4core import digests, dtypes
 from s4core.codecs import EncodedPlane
+from s4core.digests import Buffer
 from s4core.dtypes import DType, Layout
 from s4core.errors import CodecError
 from s4core.format import BLOB_DTYPE, ArrayRecord
 from s4core.pipeline.host import decode_chunk, encode_chunk
 from s4core.pipeline.threads import map_chunks
 from s4core.pipeline.words import byte_view, words_of
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 __all__ = ["Encoded", "Job", "compress", "record_for"]
 

@@ -7,7 +7,6 @@ without it, by the reference in numpy and torch. Both write the same bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,10 +14,8 @@ from numpy.typing import NDArray
 
 from s4core import codecs, delta, planes
 from s4core.codecs import CodecId, EncodedPlane, native
+from s4core.digests import Buffer
 from s4core.dtypes import DType, Layout
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 __all__ = ["decode_chunk", "encode_chunk"]
 

@@ -1,0 +1,36 @@
+"""Checkpoints: whole states saved to and loaded from stores.
+
+writer      a state to a shard and a manifest        reader      the way back
+shards      shards in a store, read and written      fetch       blobs by range, ahead
+single      self-contained files: save, load         foreign     .pt and .safetensors
+repository  manifests and shards below `.s4`          refs        names users choose
+run         base -> delta chains of one training     reference   what the next delta stands on
+collect     garbage                                  handle      what a save gives back
+check       verify
+"""
+
+from s4core.checkpoint.check import Finding, Verifier
+from s4core.checkpoint.collect import Sweep
+from s4core.checkpoint.handle import CheckpointInfo, Progress, SaveHandle
+from s4core.checkpoint.reader import MapLocation, Reader
+from s4core.checkpoint.run import Options, Run, open_run
+from s4core.checkpoint.single import Target, export_state, load, open_reader, save
+
+__all__ = [
+    "CheckpointInfo",
+    "Finding",
+    "MapLocation",
+    "Options",
+    "Progress",
+    "Reader",
+    "Run",
+    "SaveHandle",
+    "Sweep",
+    "Target",
+    "Verifier",
+    "export_state",
+    "load",
+    "open_reader",
+    "open_run",
+    "save",
+]

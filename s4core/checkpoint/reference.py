@@ -1,0 +1,75 @@
+"""The reference: the checkpoint that the next delta stands on.
+
+Its words come from host memory where the budget allowed a copy at save time,
+else they are decoded from the store. There is one reference for a run, and it
+is protected from being swept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from s4core.checkpoint.repository import Repository
+from s4core.checkpoint.writer import Previous, Snapshot
+from s4core.manifest import Manifest
+
+__all__ = ["Reference"]
+
+
+@dataclass
+class Reference:
+    """A committed checkpoint and whatever of its words is in memory.
+
+    Attributes:
+        repository: where it lies.
+        manifest: of it.
+        digest: of the manifest.
+    """
+
+    repository: Repository
+    manifest: Manifest
+    digest: str
+    _words: dict[int, Tensor] = field(default_factory=dict)
+
+    def keep(self, snapshot: Snapshot, budget_bytes: int, older: Reference | None) -> None:
+        """Copy the words of `snapshot`, which was just saved, into host memory.
+
+        Args:
+            snapshot: the state this checkpoint was made of.
+            budget_bytes: arrays beyond it are not kept.
+            older: the reference before this one, whose memory is used again.
+        """
+        spare = {} if older is None else older.give_up_words()
+        for number, array in enumerate(snapshot.arrays):
+            if array.bytes > budget_bytes:
+                continue
+            budget_bytes -= array.bytes
+            words = array.gather()
+            into = spare.pop(number, None)
+            if into is not None and (into.dtype, into.shape) == (words.dtype, words.shape):
+                self._words[number] = into.copy_(words)
+            else:
+                self._words[number] = words.cpu().clone()
+
+    def give_up_words(self) -> dict[int, Tensor]:
+        """Return the words in memory, by array, and forget them."""
+        words, self._words = self._words, {}
+        return words
+
+    def words(self, number: int) -> Tensor:
+        """Return the words of array `number` on the CPU: 1-D, contiguous.
+
+        Raises:
+            ChainError, FormatError, StoreError: they had to be decoded and could not be.
+        """
+        known = self._words.get(number)
+        if known is not None:
+            return known
+        return self.repository.reader_of(self.manifest, self.manifest.id).array(number)
+
+    def previous(self, max_depth: int) -> Previous:
+        """Return it as what a `Writer` may refer to, with deltas while depth allows."""
+        deltas = self.manifest.depth < max_depth
+        return Previous(self.manifest, self.digest, self.words, deltas)
