@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from s4core.chain import reachable
-from s4core.checkpoint.repository import Repository
+from s4core.repository import Repository
 
 __all__ = ["Sweep", "plan_sweep", "sweep"]
 

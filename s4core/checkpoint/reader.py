@@ -19,8 +19,9 @@ from s4core.errors import FormatError, KeyNotFoundError
 from s4core.format import BlobSpan
 from s4core.manifest import ArrayEntry, Manifest, TensorEntry
 from s4core.pipeline import Step, decompress
+from s4core.repository import Repository
 
-__all__ = ["MapLocation", "Reader", "device_of"]
+__all__ = ["MapLocation", "Reader", "device_of", "open_checkpoint"]
 
 MapLocation = Any  # None, str, torch.device, dict of these, or callable, as torch.load takes them
 ShardOf = Callable[[Manifest, int], Shard]
@@ -147,6 +148,24 @@ class Reader:
         }
         words = dict(self.arrays(list(devices), lambda array: devices[array]))
         return {number: _place(entry, words) for number, entry in entries}
+
+
+def open_checkpoint(repository: Repository, manifest: Manifest, where: str) -> Reader:
+    """Open a checkpoint of a run by its manifest.
+
+    Args:
+        repository: holds the manifests and shards.
+        manifest: of the checkpoint.
+        where: its name, for messages.
+    """
+    shards: dict[str, Shard] = {}
+
+    def shard_of(holder: Manifest, number: int) -> Shard:
+        entry = holder.shards[number]
+        shard = Shard(repository.store, repository.shard_key(entry.key), entry.bytes)
+        return shards.setdefault(entry.key, shard)
+
+    return Reader(manifest, Chain(manifest, repository.manifest_bytes), shard_of, where)
 
 
 def _empty(entry: ArrayEntry, device: torch.device) -> Tensor:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from s4core.checkpoint.repository import Repository
+from s4core.checkpoint.reader import open_checkpoint
 from s4core.checkpoint.writer import Previous, Snapshot
 from s4core.manifest import Manifest
+from s4core.repository import Repository
 
 __all__ = ["Reference"]
 
@@ -67,7 +68,7 @@ class Reference:
         known = self._words.get(number)
         if known is not None:
             return known
-        return self.repository.reader_of(self.manifest, self.manifest.id).array(number)
+        return open_checkpoint(self.repository, self.manifest, self.manifest.id).array(number)
 
     def previous(self, max_depth: int) -> Previous:
         """Return it as what a `Writer` may refer to, with deltas while depth allows."""

@@ -21,13 +21,13 @@ from s4core.chain import reachable
 from s4core.checkpoint.check import Finding, Verifier
 from s4core.checkpoint.collect import Sweep, plan_sweep, sweep
 from s4core.checkpoint.handle import CheckpointInfo, Progress, SaveHandle
-from s4core.checkpoint.reader import MapLocation, Reader
+from s4core.checkpoint.reader import MapLocation, Reader, open_checkpoint
 from s4core.checkpoint.reference import Reference
-from s4core.checkpoint.refs import STORE_DIRECTORY, Ref, dump_ref, parse_ref, read_ref
-from s4core.checkpoint.repository import Repository, new_id
 from s4core.checkpoint.writer import Snapshot, Writer, take_snapshot
-from s4core.errors import FormatError, KeyNotFoundError, StateError, StoreError
+from s4core.errors import KeyNotFoundError, StateError, StoreError
 from s4core.manifest import Json, Manifest, ShardEntry, dump
+from s4core.refs import STORE_DIRECTORY, Ref, dump_ref, list_refs, read_ref
+from s4core.repository import Repository, new_id
 from s4core.stores import Store, open_store
 
 __all__ = ["Options", "Run", "open_run"]
@@ -188,8 +188,8 @@ class Run:
         return Reference(self.repository, reader.manifest, ref.digest)
 
     def _open(self, name: str) -> tuple[Reader, Ref]:
-        ref = read_ref(self.directory, name)
-        return self.repository.reader(ref, self.directory.url_of(name)), ref
+        ref, where = read_ref(self.directory, name), self.directory.url_of(name)
+        return open_checkpoint(self.repository, self.repository.manifest(ref, where), where), ref
 
     def _known_equal(
         self, writer: Writer, step: int | None, meta: dict[str, Json] | None
@@ -292,15 +292,7 @@ class Run:
         Raises:
             StoreError: the directory could not be listed; an error is never an empty run.
         """
-        found = {}
-        for entry in self.directory.list(""):
-            if "/" in entry.key or entry.size > 64 * 1024:
-                continue
-            try:
-                found[entry.key] = parse_ref(self.directory.get(entry.key), entry.key)
-            except (FormatError, KeyNotFoundError):
-                continue  # another tool's file, or one removed meanwhile
-        return found
+        return list_refs(self.directory)
 
     def steps(self) -> list[int]:
         """Return the steps of all committed checkpoints, ascending."""

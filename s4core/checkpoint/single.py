@@ -10,14 +10,14 @@ from typing import IO, Any, Final
 from s4core import digests
 from s4core.chain import Chain
 from s4core.checkpoint import foreign
-from s4core.checkpoint.reader import MapLocation, Reader
-from s4core.checkpoint.refs import parse_ref, split_url
-from s4core.checkpoint.repository import Repository
+from s4core.checkpoint.reader import MapLocation, Reader, open_checkpoint
 from s4core.checkpoint.shards import Shard
 from s4core.checkpoint.writer import Writer, take_snapshot
 from s4core.errors import ChainError, FormatError, StateError
 from s4core.format import MAGIC
 from s4core.manifest import Manifest, ShardEntry, dump, parse
+from s4core.refs import parse_ref, split_url
+from s4core.repository import Repository
 from s4core.stores import MemoryStore, Store
 
 __all__ = ["Target", "export_state", "load", "open_reader", "save"]
@@ -165,7 +165,8 @@ def _reader(store: Store, name: str, head: bytes) -> Reader:
         return _read_single(store, name)
     if head.startswith(b"{"):
         ref = parse_ref(store.get(name), where)
-        return Repository.beside(store, ref).reader(ref, where)
+        repository = Repository.beside(store, ref)
+        return open_checkpoint(repository, repository.manifest(ref, where), where)
     raise FormatError(
         f"{where} is no checkpoint that S4 knows: it starts with {head[:8].hex() or 'nothing'}; "
         "expected an S4 file or ref, a torch file or a safetensors file"

@@ -14,10 +14,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from s4core import digests
-from s4core.chain import Chain
-from s4core.checkpoint.reader import Reader
-from s4core.checkpoint.refs import Ref
-from s4core.checkpoint.shards import Shard
 from s4core.errors import (
     BaseMismatchError,
     BaseNotFoundError,
@@ -26,7 +22,8 @@ from s4core.errors import (
     KeyNotFoundError,
     VersionError,
 )
-from s4core.manifest import Fields, Manifest, ShardEntry, dump, loads_strict, parse
+from s4core.manifest import Fields, Manifest, dump, loads_strict, parse
+from s4core.refs import Ref
 from s4core.stores import Store, open_store
 
 __all__ = ["Repository", "new_id"]
@@ -86,8 +83,13 @@ class Repository:
             )
 
     def put_shard(self, key: str, data: Iterable[bytes | memoryview], size_hint: int) -> None:
-        """Write shard `key` (below `shards/`)."""
-        self.store.put(f"shards/{key}", data, size_hint=size_hint)
+        """Write shard `key`, as a manifest will name it."""
+        self.store.put(self.shard_key(key), data, size_hint=size_hint)
+
+    @staticmethod
+    def shard_key(key: str) -> str:
+        """Return the key in the store of the shard that a manifest calls `key`."""
+        return f"shards/{key}"
 
     def commit(self, manifest: Manifest) -> str:
         """Put the manifest, which makes the checkpoint exist; return its digest.
@@ -111,12 +113,8 @@ class Repository:
         """Whether that checkpoint exists."""
         return self.store.exists(_manifest_key(identity))
 
-    def shard(self, entry: ShardEntry) -> Shard:
-        """Return a shard that a manifest names."""
-        return Shard(self.store, f"shards/{entry.key}", entry.bytes)
-
-    def reader(self, ref: Ref, where: str) -> Reader:
-        """Open the checkpoint that `ref` names.
+    def manifest(self, ref: Ref, where: str) -> Manifest:
+        """Return the manifest of the checkpoint that `ref` names.
 
         Args:
             ref: the ref.
@@ -140,17 +138,7 @@ class Repository:
                 f"{address} is not the manifest that {where} was put for: expected digest "
                 f"{ref.digest}, found {found}; restore it from another copy"
             )
-        return self.reader_of(parse(data, address), where)
-
-    def reader_of(self, manifest: Manifest, where: str) -> Reader:
-        """Open a checkpoint by its manifest."""
-        shards: dict[str, Shard] = {}
-
-        def shard_of(holder: Manifest, number: int) -> Shard:
-            entry = holder.shards[number]
-            return shards.setdefault(entry.key, self.shard(entry))
-
-        return Reader(manifest, Chain(manifest, self.manifest_bytes), shard_of, where)
+        return parse(data, address)
 
     def ids(self) -> Iterator[tuple[str, float]]:
         """Yield id and time (seconds since the epoch) of every committed checkpoint."""

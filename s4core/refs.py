@@ -11,7 +11,7 @@ from s4core.errors import FormatError, KeyNotFoundError, StoreError, VersionErro
 from s4core.manifest import Fields, check_id, loads_strict
 from s4core.stores import Store, open_store
 
-__all__ = ["STORE_DIRECTORY", "Ref", "dump_ref", "parse_ref", "read_ref", "split_url"]
+__all__ = ["STORE_DIRECTORY", "Ref", "dump_ref", "list_refs", "parse_ref", "read_ref", "split_url"]
 
 STORE_DIRECTORY: Final = ".s4"
 MAX_REF_BYTES: Final = 64 * 1024
@@ -100,3 +100,20 @@ def read_ref(store: Store, name: str) -> Ref:
         raise KeyNotFoundError(
             f"{store.url_of(name)} was removed while it was being read; list the run again"
         ) from None
+
+
+def list_refs(directory: Store) -> dict[str, Ref]:
+    """Return every ref that lies directly in `directory`, by name; other files are passed over.
+
+    Raises:
+        StoreError: the directory could not be listed; an error is never an empty run.
+    """
+    found = {}
+    for entry in directory.list(""):
+        if "/" in entry.key or entry.size > MAX_REF_BYTES:
+            continue
+        try:
+            found[entry.key] = parse_ref(directory.get(entry.key), entry.key)
+        except (FormatError, KeyNotFoundError):
+            continue  # another tool's file, or one removed meanwhile
+    return found
