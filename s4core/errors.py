@@ -11,7 +11,7 @@ The tree is by what a caller would do next, not by where the error arose::
     │   └── CodecUnavailableError (also ImportError)    install it, or load on a GPU host
     ├── ChainError                                      a chain cannot be followed
     │   ├── BaseNotFoundError (also FileNotFoundError)  the base was deleted or never written
-    │   └── BaseMismatchError                           the base is not the one the delta was taken from
+    │   └── BaseMismatchError                           the base is not the one of the delta
     ├── StoreError                                      the store did not do what was asked
     │   ├── KeyNotFoundError  (also FileNotFoundError)  nothing is stored under that key
     │   ├── KeyExistsError    (also FileExistsError)    something is, and it is never replaced

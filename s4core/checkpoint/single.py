@@ -12,7 +12,7 @@ from s4core.chain import Chain
 from s4core.checkpoint import foreign
 from s4core.checkpoint.reader import MapLocation, Reader, open_checkpoint
 from s4core.checkpoint.shards import Shard
-from s4core.checkpoint.writer import Writer, take_snapshot
+from s4core.checkpoint.writer import Snapshot, Writer, snapshot_of, take_snapshot
 from s4core.errors import ChainError, FormatError, StateError
 from s4core.format import MAGIC
 from s4core.manifest import Manifest, ShardEntry, dump, parse
@@ -56,6 +56,10 @@ def save(
         CodecError: a chunk did not decode to the words it came from.
     """
     snapshot = take_snapshot(obj, allow_pickle=allow_pickle, allow_classes=allow_classes)
+    _write(snapshot, target, profile=profile, verify=verify)
+
+
+def _write(snapshot: Snapshot, target: Target, *, profile: str, verify: bool) -> None:
     writer = Writer(snapshot, profile=profile, verify=verify)
     stream = writer.shard(lambda: dump(writer.manifest(shards=(ShardEntry("", 0),))))
     if isinstance(target, str | os.PathLike):
@@ -140,8 +144,7 @@ def export_state(reader: Reader, target: str | os.PathLike[str], *, weights_only
     """
     ending = os.path.splitext(os.fspath(target))[1]
     if ending == ".s4":
-        state = reader.state("cpu", weights_only=weights_only)
-        save(state, target, allow_pickle=not weights_only, allow_classes=not weights_only)
+        _write(snapshot_of(reader), target, profile="open", verify=True)
         return
     if ending == ".safetensors":
         data = foreign.dump_safetensors(reader.select(["*"], "cpu"))

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from torch import Tensor
 
 from s4core import dtypes, tree
+from s4core.checkpoint.reader import Reader
 from s4core.checkpoint.shards import ShardStream
 from s4core.format import CODEC_NAMES
 from s4core.manifest import (
@@ -34,7 +36,7 @@ from s4core.version import __version__
 # GPU at once, little enough that a batch's bases fit beside it.
 _BATCH_BYTES: Final = 256 << 20
 
-__all__ = ["Previous", "Snapshot", "Writer", "array_keys", "take_snapshot"]
+__all__ = ["Previous", "Snapshot", "Writer", "array_keys", "snapshot_of", "take_snapshot"]
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,17 @@ def take_snapshot(
         for leaf, place in zip(flat.leaves, grouped.places, strict=True)
     )
     return Snapshot(flat.tree, tensors, tuple(arrays))
+
+
+def snapshot_of(reader: Reader) -> Snapshot:
+    """Return a stored checkpoint as a snapshot, its arrays decoded when they are gathered."""
+    manifest = reader.manifest
+    keys = {number: key for key, number in array_keys(manifest).items()}
+    arrays = tuple(
+        Array(keys[number], dtypes.lookup(entry.dtype), entry.words, partial(reader.array, number))
+        for number, entry in enumerate(manifest.arrays)
+    )
+    return Snapshot(manifest.tree, manifest.tensors, arrays)
 
 
 def array_keys(manifest: Manifest) -> dict[str, int]:
