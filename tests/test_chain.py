@@ -125,9 +125,7 @@ def test_depth_must_fall_by_one_so_that_no_cycle_is_possible() -> None:
 def test_a_manifest_that_lies_about_its_id_is_refused() -> None:
     impostor = dataclasses.replace(BASE, id="other")
     tip = manifest((array(at=None, same=(0, 0)),), (Need("base", need(impostor).digest),), id="tip")
-    with pytest.raises(
-        FormatError, match="manifest of checkpoint base says that its id is 'other'"
-    ):
+    with pytest.raises(FormatError, match="checkpoint base says that its id is 'other'"):
         Chain(tip, lambda _: dump(impostor)).links(0)
 
 

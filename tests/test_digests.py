@@ -40,9 +40,7 @@ def test_every_flipped_bit_changes_the_digest() -> None:
 
 
 def test_a_damaged_blob_is_named_with_both_checksums() -> None:
-    with pytest.raises(
-        ChecksumError, match=r"x\.s4: blob 3 is damaged: expected XXH3-64 0+1, found"
-    ):
+    with pytest.raises(ChecksumError, match=r"x\.s4: blob 3 is damaged: expected XXH3-64 0+1,"):
         digests.check(b"abc", 1, "x.s4: blob 3")
 
 

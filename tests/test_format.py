@@ -214,7 +214,7 @@ def test_a_foreign_file_and_a_newer_version_are_told_apart() -> None:
 
 
 def test_a_missing_end_says_how_much_is_there() -> None:
-    header, footer, size = ends()
+    header, _footer, _size = ends()
     with pytest.raises(TruncatedError, match="x: 40 bytes: a shard has at least 80"):
         f.unpack_footer(header, b"", 40, "x")
     with pytest.raises(TruncatedError, match="the last 8 of 200 bytes are 0+: expected"):
