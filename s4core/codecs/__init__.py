@@ -3,17 +3,25 @@
 Map of the package:
 
 - `ids`: the codecs' numbers, and `EncodedPlane`
-- `coding`: `encode_plane`, `decode_plane`: the choice, whoever does the work
-- `native`: the C extension `_native`, when one was built
-- `reference`, `choice`, `rans_reference`, `rans_blob`, `bitpack_reference`: numpy, the
-  oracle of the native and of the CUDA code, and what serves without an extension
+- `coding`: `encode_plane`, `decode_plane`, `encode_words`, `decode_words`, whoever does the work
+- `word_coding`: width, layout and delta of words, checked
+- `native`: the C extension `_native`, when one was built from `csrc/`
+- `reference`, `choice`, `rans_reference`, `rans_blob`, `bitpack_reference`, `words_reference`:
+  numpy, the oracle of the native and of the CUDA code, and what serves without an extension
 - `zstd`: the one file that imports zstandard
 - `faults`: what can be wrong with a blob, and the sentence that says so
 """
 
 from __future__ import annotations
 
-from s4core.codecs.coding import decode_plane, encode_plane
+from s4core.codecs.coding import decode_plane, decode_words, encode_plane, encode_words
 from s4core.codecs.ids import CodecId, EncodedPlane
 
-__all__ = ["CodecId", "EncodedPlane", "decode_plane", "encode_plane"]
+__all__ = [
+    "CodecId",
+    "EncodedPlane",
+    "decode_plane",
+    "decode_words",
+    "encode_plane",
+    "encode_words",
+]

@@ -1,25 +1,27 @@
-"""Encode and decode one plane of one chunk, whoever does the work.
+"""Encode and decode planes, and the words of whole chunks, whoever does the work.
 
 The native extension is used when it was built, the numpy reference otherwise;
-their results are the same bytes.
+their results are the same bytes. One call handles one chunk on one thread;
+callers that have many chunks spread them over threads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from s4core.codecs import reference
+from s4core.codecs import native, reference, words_reference
 from s4core.codecs.ids import CodecId, EncodedPlane, codec_of
+from s4core.codecs.word_coding import Buffer, DeltaKind, WordCoding, as_bytes, make_coding
 from s4core.codecs.zstd import decode_zstd, encode_zstd
 from s4core.errors import CodecError, CodecUnavailableError
 
-__all__ = ["MAX_SYMBOLS", "decode_plane", "encode_plane"]
+__all__ = ["MAX_SYMBOLS", "decode_plane", "decode_words", "encode_plane", "encode_words"]
 
 Plane = NDArray[np.uint8]
-Buffer = bytes | bytearray | memoryview | NDArray[np.uint8]
 
 # Symbols that one blob can hold (FORMAT.md, section 4.2).
 MAX_SYMBOLS: Final = 1 << 24
@@ -28,12 +30,7 @@ _MAX_SUB_BLOCK: Final = 1 << 20
 _MAX_SUB_BLOCKS: Final = 255
 
 
-def check_sizes(n: int, sub_block: int) -> None:
-    """Refuse sizes that no blob can have.
-
-    Raises:
-        CodecError: the caller cut its chunks wrongly.
-    """
+def _check_sizes(n: int, sub_block: int) -> None:
     if not 1 <= n <= MAX_SYMBOLS:
         raise CodecError(f"a plane of {n} bytes has no blob: expected 1 to {MAX_SYMBOLS} bytes")
     if sub_block % _GROUP or not _GROUP <= sub_block <= _MAX_SUB_BLOCK:
@@ -48,6 +45,16 @@ def check_sizes(n: int, sub_block: int) -> None:
         )
 
 
+def _encode(plane: Plane, sub_block: int, zstd: bool) -> EncodedPlane:
+    encode = native.encode_plane if native.available else reference.choose_plane
+    chosen = encode(plane, sub_block)
+    if zstd and len(chosen.data):
+        other = encode_zstd(plane)
+        if len(other.data) < len(chosen.data):
+            return other
+    return chosen
+
+
 def encode_plane(plane: Plane, sub_block: int, *, zstd: bool = False) -> EncodedPlane:
     """Encode a plane with the codec that FORMAT.md, section 4.4, chooses.
 
@@ -59,20 +66,18 @@ def encode_plane(plane: Plane, sub_block: int, *, zstd: bool = False) -> Encoded
     Raises:
         CodecError: sizes that no blob can have.
     """
-    check_sizes(plane.size, sub_block)
-    chosen = reference.choose_plane(plane, sub_block)
-    if zstd and len(chosen.data):
-        other = encode_zstd(plane)
-        if len(other.data) < len(chosen.data):
-            return other
-    return chosen
+    _check_sizes(plane.size, sub_block)
+    return _encode(as_bytes(plane), sub_block, zstd)
 
 
-def _unavailable(codec: CodecId) -> CodecUnavailableError:
-    return CodecUnavailableError(
-        f"codec {codec.name.lower()} runs on NVIDIA GPUs only: load this checkpoint on a host "
-        "that has one, or convert it there with `s4weights export`"
-    )
+def _readable(codec: int) -> CodecId:
+    known = codec_of(codec)
+    if known in (CodecId.GDEFLATE, CodecId.NVCOMP_ANS):
+        raise CodecUnavailableError(
+            f"codec {known.name.lower()} runs on NVIDIA GPUs only: load this checkpoint on a host "
+            "that has one, or convert it there with `s4weights export`"
+        )
+    return known
 
 
 def decode_plane(codec: int, param: int, blob: Buffer, n: int, out: Plane | None = None) -> Plane:
@@ -82,7 +87,7 @@ def decode_plane(codec: int, param: int, blob: Buffer, n: int, out: Plane | None
         codec: the codec byte of the index record.
         param: the param byte of the index record.
         blob: the blob, padding included; its checksum has been compared already.
-        n: bytes of the plane.
+        n: bytes of the plane, 1 <= n <= 2^24.
         out: uint8, shape (n,), contiguous, filled and returned when given.
 
     Returns:
@@ -92,16 +97,121 @@ def decode_plane(codec: int, param: int, blob: Buffer, n: int, out: Plane | None
         FormatError: the blob breaks FORMAT.md, section 4.
         VersionError: no such codec in this release.
         CodecUnavailableError: the codec needs a GPU, or a package that is missing.
+        CodecError: sizes that no blob can have, or an `out` that does not fit.
     """
-    known = codec_of(codec)
-    if known in (CodecId.GDEFLATE, CodecId.NVCOMP_ANS):
-        raise _unavailable(known)
-    stored = np.frombuffer(blob, dtype=np.uint8)
+    known = _readable(codec)
+    if not 1 <= n <= MAX_SYMBOLS:
+        raise CodecError(f"a plane of {n} bytes has no blob: expected 1 to {MAX_SYMBOLS} bytes")
+    target = np.empty(n, dtype=np.uint8) if out is None else _check_out(out, n)
+    stored = as_bytes(blob)
     if known is CodecId.ZSTD:
-        plane = decode_zstd(param, stored, n)
+        target[:] = decode_zstd(param, stored, n)
+    elif native.available:
+        native.decode_plane(known, param, stored, target)
     else:
-        plane = reference.decode_stored(known, param, stored, n)
-    if out is None:
-        return plane
-    out[:] = plane
+        target[:] = reference.decode_stored(known, param, stored, n)
+    return target
+
+
+def _check_out(out: Plane, n: int) -> Plane:
+    if out.dtype != np.uint8 or out.shape != (n,) or not out.flags.carray:
+        raise CodecError(
+            f"out is {out.dtype} of shape {out.shape}: "
+            f"expected uint8 of shape ({n},), contiguous and writable"
+        )
     return out
+
+
+def encode_words(
+    words: Buffer,
+    word_bytes: int,
+    layout: int,
+    sub_block: int,
+    *,
+    zstd: bool = False,
+    base: Buffer | None = None,
+    delta: DeltaKind | None = None,
+    is_float: bool = True,
+) -> list[EncodedPlane]:
+    """Delta, split and encode the words of one chunk.
+
+    Args:
+        words: the bytes of the words, at any alignment; not changed.
+        word_bytes: bytes of a word: 1, 2, 4 or 8.
+        layout: `s4core.dtypes.Layout`, of the words or of the coded words.
+        sub_block: symbols per rANS sub-block.
+        zstd: whether to try zstd too and take it when it is smaller.
+        base: as many bytes as `words`, for a delta.
+        delta: the kind of delta against `base`.
+        is_float: whether the words are floating point, which `zigzag` orders differently.
+
+    Returns:
+        One entry for each plane, plane 0 first; their data may share one buffer.
+
+    Raises:
+        CodecError: sizes or combinations that FORMAT.md does not know.
+        CodecUnavailableError: layout `fields`.
+    """
+    data = as_bytes(words)
+    coding = make_coding(data.size, word_bytes, layout, base, delta, is_float)
+    _check_sizes(coding.plane_bytes(data.size // word_bytes), sub_block)
+    if native.available and not zstd:
+        return native.encode_chunk(coding, data, sub_block)
+    split = native.split_words if native.available else words_reference.split_words
+    return [_encode(plane, sub_block, zstd) for plane in split(coding, data)]
+
+
+def _stored_plane(plane: tuple[int, int, Buffer], n: int) -> native.StoredPlane:
+    """What the native decoder takes: zstd is decoded here."""
+    codec, param, blob = plane
+    known = _readable(codec)
+    if known is CodecId.ZSTD:
+        return native.DECODED, 0, decode_zstd(param, as_bytes(blob), n)
+    return known, param, as_bytes(blob)
+
+
+def _decode_by_reference(
+    coding: WordCoding, planes: Sequence[tuple[int, int, Buffer]], n: int
+) -> Plane:
+    decoded = [decode_plane(codec, param, blob, n) for codec, param, blob in planes]
+    return words_reference.join_planes(coding, decoded)
+
+
+def decode_words(
+    planes: Sequence[tuple[int, int, Buffer]],
+    word_bytes: int,
+    layout: int,
+    out: Buffer,
+    *,
+    base: Buffer | None = None,
+    delta: DeltaKind | None = None,
+    is_float: bool = True,
+) -> None:
+    """Undo `encode_words`, straight into `out`.
+
+    Args:
+        planes: codec, param and blob of each plane, plane 0 first; checksums compared already.
+        word_bytes: bytes of a word.
+        layout: `s4core.dtypes.Layout`.
+        out: the bytes of the words, writable, at any alignment; may be the memory of `base`.
+            Undefined when an error is raised.
+        base: as many bytes as `out`, for a delta.
+        delta: the kind of delta against `base`.
+        is_float: as for `encode_words`.
+
+    Raises:
+        FormatError: a blob breaks FORMAT.md, section 4, or planes are missing.
+        VersionError, CodecUnavailableError, CodecError: as for `decode_plane`.
+    """
+    target = as_bytes(out)
+    coding = make_coding(target.size, word_bytes, layout, base, delta, is_float)
+    n = coding.plane_bytes(target.size // word_bytes)
+    if not 1 <= n <= MAX_SYMBOLS or not target.flags.writeable or len(planes) != coding.planes:
+        raise CodecError(
+            f"{len(planes)} planes of {n} bytes: expected {coding.planes} of 1 to {MAX_SYMBOLS} "
+            "bytes, and a writable buffer for the words"
+        )
+    if native.available:
+        native.decode_chunk(coding, [_stored_plane(plane, n) for plane in planes], target)
+    else:
+        target[:] = _decode_by_reference(coding, planes, n)

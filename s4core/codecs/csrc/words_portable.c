@@ -1,0 +1,2 @@
+#define S4_WORD_KERNELS s4_words_portable
+#include "words_loops.h"
