@@ -96,8 +96,10 @@ def _connection(
 @contextmanager
 def _ended_after(sock: socket.socket, seconds: float) -> Iterator[None]:
     """Cut the connection after `seconds`, which wakes whoever waits for its bytes."""
+    late = threading.Event()
 
     def cut() -> None:
+        late.set()
         try:
             # The plain socket's own method: that of an SSLSocket is not for other threads.
             socket.socket.shutdown(sock, socket.SHUT_RDWR)
@@ -111,9 +113,13 @@ def _ended_after(sock: socket.socket, seconds: float) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+    if late.is_set():  # the cut looks like an end, and half an answer like a whole one
+        raise TimeoutError("too slow")
 
 
 def _answer(response: http.client.HTTPResponse, url: str) -> Answer:
+    if response.length is None and not response.chunked:
+        raise http.client.HTTPException("an answer that does not say where it ends")
     body = response.read(MAX_ANSWER_BYTES + 1)
     if len(body) > MAX_ANSWER_BYTES:
         raise UnreachableError(f"{url}: the answer is larger than {MAX_ANSWER_BYTES} bytes")

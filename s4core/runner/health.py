@@ -98,7 +98,9 @@ class HealthServer:
         return self._thread.is_alive() and time.monotonic() - self._beat < 10.0
 
     def close(self) -> None:
-        """Stop listening and close every connection."""
+        """Stop listening and close every connection; once is enough."""
+        if not self._thread.is_alive():
+            return
         self._wake_sender.send(b".")
         self._thread.join(timeout=5.0)
 
@@ -222,16 +224,14 @@ class HealthServer:
 def _listener(address: tuple[str, int]) -> socket.socket:
     try:
         family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(1024)
-        listener.setblocking(False)
+        # create_server sets SO_REUSEADDR, and closes what it cannot bind.
+        listener = socket.create_server(address, family=family, backlog=1024)
     except OSError as error:
         raise ConfigurationError(
             f"health: cannot listen on {address[0]}:{address[1]}: {error}; is another runner "
             "there? S4_RUNNER_HEALTH names another port, or none"
         ) from error
+    listener.setblocking(False)
     return listener
 
 

@@ -91,14 +91,17 @@ def _read_protected(path: Path, owner: int) -> bytes:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
-    with open(handle, "rb") as stream:
-        found = os.fstat(stream.fileno())
+    try:
+        found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != owner or found.st_mode & 0o022:
             raise ConfigurationError(
                 f"{path}: expected a regular file owned by user {owner} and writable by no one "
                 f"else, found mode {stat.filemode(found.st_mode)}, owner {found.st_uid}"
             )
-        raw = stream.read(MAX_FILE_BYTES + 1)
+        with open(handle, "rb", closefd=False) as stream:
+            raw = stream.read(MAX_FILE_BYTES + 1)
+    finally:
+        os.close(handle)
     if len(raw) > MAX_FILE_BYTES:
         raise ConfigurationError(f"{path}: larger than {MAX_FILE_BYTES} bytes")
     return raw
@@ -108,7 +111,7 @@ def _checked(found: Mapping[str, Any]) -> ImageSettings:
     if found.get("version") != 1:
         raise ValueError(f"expected version 1, found {found.get('version')!r}")
     mode = found.get("mode", "register-usage")
-    if mode not in MODES:
+    if not isinstance(mode, str) or mode not in MODES:
         raise ValueError(f"mode: expected one of {', '.join(MODES)}, found {mode!r}")
     needed = ("version", "productCode", *MODES[mode])
     missing = [key for key in needed if key not in found]
