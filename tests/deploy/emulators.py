@@ -30,8 +30,17 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def client(service: str, endpoint: str, region: str = REGION, **credentials: str) -> Any:
-    """A boto3 client of an emulator, as its root user unless told otherwise."""
+def client(
+    service: str,
+    endpoint: str,
+    region: str = REGION,
+    verify: str | None = None,
+    **credentials: str,
+) -> Any:
+    """A boto3 client of an emulator, as its root user unless told otherwise.
+
+    `verify` is the path of the certificate to trust where the emulator speaks TLS.
+    """
     config = Config(
         retries={"max_attempts": 1},
         s3={"addressing_style": "path"},
@@ -39,7 +48,9 @@ def client(service: str, endpoint: str, region: str = REGION, **credentials: str
         read_timeout=60,
     )
     given = credentials or ROOT
-    return boto3.client(service, endpoint_url=endpoint, region_name=region, config=config, **given)
+    return boto3.client(
+        service, endpoint_url=endpoint, region_name=region, config=config, verify=verify, **given
+    )
 
 
 @contextmanager
@@ -47,11 +58,16 @@ def ministack(directory: Path, **settings: str) -> Iterator[str]:
     """Run ministack; its address. By default it listens on every interface: not here."""
     port = free_port()
     env = {
-        "BIND_HOST": "127.0.0.1", "GATEWAY_PORT": str(port), "MINISTACK_IMDS_V2_REQUIRED": "1",
-        "HOME": str(directory), "TMPDIR": str(directory), **settings,
-    }  # fmt: skip
+        "BIND_HOST": "127.0.0.1",
+        "GATEWAY_PORT": str(port),
+        "IOT_MTLS_ENABLED": "0",  # another port that nothing here needs
+        "HOME": str(directory),
+        "TMPDIR": str(directory),
+        **settings,
+    }
+    scheme = "https" if settings.get("USE_SSL") == "1" else "http"
     with _served([tool("ministack")], port, env, directory / "ministack.log"):
-        yield f"http://127.0.0.1:{port}"
+        yield f"{scheme}://127.0.0.1:{port}"
 
 
 @contextmanager
