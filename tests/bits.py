@@ -47,8 +47,10 @@ def assert_same_bits(a: Tensor, b: Tensor, *, stride: bool = False, where: str =
         stride: whether strides must agree too.
         where: prefix of the message, such as a path.
     """
-    for name in ("__class__", "dtype", "shape", "layout", "requires_grad", "is_nested"):
+    for name in ("__class__", "dtype", "layout", "requires_grad", "is_nested"):
         _same(getattr(a, name), getattr(b, name), f"{where}.{name}")
+    if not a.is_nested:
+        _same(a.shape, b.shape, f"{where}.shape")
     _same(a.device.type, b.device.type, f"{where}.device.type")
     if a.layout is torch.sparse_coo:
         _same(a.is_coalesced(), b.is_coalesced(), f"{where}.is_coalesced")
@@ -70,8 +72,9 @@ def _parts(tensor: Tensor) -> dict[str, Any] | None:
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         names = ("ccol_indices", "row_indices", "values")
         return {name: getattr(tensor, name)() for name in names}
-    if hasattr(tensor, "__tensor_flatten__"):
-        inner, context = tensor.__tensor_flatten__()
+    flatten: Any = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is not None:
+        inner, context = flatten()
         return {"context": context, **{name: getattr(tensor, name) for name in inner}}
     if tensor.is_nested:
         sizes = ("_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_storage_offsets")

@@ -1,0 +1,268 @@
+"""Nodes that name a class: namedtuples, enums, dataclasses, and pickled leaves.
+
+A checkpoint is data. With `weights_only=True` nothing it names is imported: a
+namedtuple comes back as a fresh one with the same name and fields (a tuple, without
+the methods of the original), and enums, dataclasses and pickled leaves are refused.
+With `weights_only=False` the classes are imported by their names, and pickles run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import keyword
+import operator
+import pickle
+import sys
+from collections import namedtuple
+from enum import Enum
+from typing import Any, Final
+
+from s4core.errors import StateError
+from s4core.tree import paths
+from s4core.tree.reading import Fields, Read, Reader
+from s4core.tree.writing import Node, Writer
+
+__all__ = [
+    "READERS",
+    "checked_reference",
+    "imported",
+    "is_namedtuple",
+    "is_plain_dataclass",
+    "reference",
+    "write_dataclass",
+    "write_enum",
+    "write_foreign",
+    "write_namedtuple",
+]
+
+# Fixed, so that the same state gives the same bytes on every Python.
+_PICKLE_PROTOCOL: Final = 4
+
+
+def reference(cls: type) -> str:
+    """How a node names a class: `module:Qualified.name`."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _named(name: str, *, load: bool) -> Any:
+    """The object of that name, None if there is none.
+
+    Args:
+        name: as `reference` makes it.
+        load: import its module, rather than look among those already imported.
+    """
+    module_name, _, qualified = name.partition(":")
+    try:
+        module = importlib.import_module(module_name) if load else sys.modules.get(module_name)
+        return operator.attrgetter(qualified)(module)
+    except (ImportError, AttributeError, ValueError, TypeError):
+        return None
+
+
+def imported(fields: Fields, expected: type, *, load: bool = True) -> Any:
+    """The class named under `class`, which must be an `expected`.
+
+    Raises:
+        StateError: it is not here, or is something else.
+    """
+    name = fields.text("class")
+    found = _named(name, load=load)
+    if isinstance(found, type) and issubclass(found, expected):
+        return found
+    raise StateError(
+        f"{paths.shown(fields.path)}: class {name} is needed and "
+        + ("could not be imported" if found is None else f"is no {expected.__name__}")
+        + ("; install or import what defines it" if load else "; import its module first")
+    )
+
+
+def checked_reference(cls: type, path: str) -> str:
+    """The class's name for a node.
+
+    Raises:
+        StateError: the class cannot be found again by that name.
+    """
+    name = reference(cls)
+    if _named(name, load=False) is not cls:
+        raise StateError(
+            f"{paths.shown(path)}: class {name} cannot be found again by that name: define it at "
+            "the top of a module"
+        )
+    return name
+
+
+def is_namedtuple(value: object) -> bool:
+    """Whether a value is a namedtuple and nothing more (it may have methods, no attributes)."""
+    names = getattr(type(value), "_fields", None)
+    return (
+        isinstance(value, tuple)
+        and type(names) is tuple
+        and len(names) == len(value)
+        and all(type(name) is str for name in names)
+        and not getattr(value, "__dict__", None)
+    )
+
+
+def write_namedtuple(writer: Writer, value: Any, path: str) -> Node:
+    """The node of a namedtuple."""
+    names = type(value)._fields
+    items = [
+        writer.node(item, paths.below(path, name)) for name, item in zip(names, value, strict=True)
+    ]
+    return {
+        "$": "namedtuple",
+        "class": reference(type(value)),
+        "fields": list(names),
+        "items": items,
+    }
+
+
+def _read_namedtuple(reader: Reader, fields: Fields) -> Any:
+    names, items = tuple(fields.names("fields")), reader.children(fields, "items")
+    if len(names) != len(items) or len(set(names)) != len(names):
+        raise fields.fail(f"{len(items)} items for the fields {names!r}")
+    if not all(_is_field(name) for name in names):
+        raise fields.fail(f"fields: expected names, found {names!r}")
+    cls: Any = None if reader.weights_only else _named(fields.text("class"), load=True)
+    suits = isinstance(cls, type) and issubclass(cls, tuple)
+    if not suits or getattr(cls, "_fields", None) != names:
+        cls = _fresh(fields.text("class"), names)
+    return tuple.__new__(cls, items)
+
+
+def _is_field(name: str) -> bool:
+    return name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_")
+
+
+@functools.lru_cache(maxsize=256)
+def _fresh(name: str, fields: tuple[str, ...]) -> Any:
+    """A new namedtuple class of that name: the same one for every node that asks."""
+    module, _, qualified = name.partition(":")
+    short = qualified.rpartition(".")[2]
+    return namedtuple(short if _is_field(short) else "Tuple", fields, module=module)
+
+
+def write_enum(writer: Writer, value: Enum, path: str) -> Node:
+    """The node of a member of an enum."""
+    if not writer.allow_classes:
+        return write_foreign(writer, value, path)
+    node: Node = {"$": "enum", "class": checked_reference(type(value), path)}
+    if type(value).__members__.get(value.name or "") is value:
+        return node | {"name": value.name}
+    return node | {"value": writer.node(value.value, path)}  # flags joined by |
+
+
+def _read_enum(reader: Reader, fields: Fields) -> Any:
+    reader.need_trust(fields, f"the enum {fields.text('class')}")
+    cls = imported(fields, Enum)
+    try:
+        if fields.has("name"):
+            return cls[fields.text("name")]
+        return cls(reader.child(fields, "value"))
+    except (KeyError, ValueError, TypeError) as error:
+        raise StateError(
+            f"{paths.shown(fields.path)}: {fields.text('class')} has no such member any more: "
+            f"{error}"
+        ) from error
+
+
+def is_plain_dataclass(value: object) -> bool:
+    """Whether a value is a dataclass that holds its fields and nothing else."""
+    cls = type(value)
+    plain = cls.__new__ is object.__new__ and cls.__reduce_ex__ is object.__reduce_ex__
+    return dataclasses.is_dataclass(cls) and plain
+
+
+def write_dataclass(writer: Writer, value: Any, path: str) -> Node:
+    """The node of a dataclass: its fields, and attributes that are no fields."""
+    if not writer.allow_classes:
+        return write_foreign(writer, value, path)
+    names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+    found = {name: getattr(value, name) for name in names} | getattr(value, "__dict__", {})
+    return {
+        "$": "dataclass",
+        "class": checked_reference(type(value), path),
+        "fields": {
+            name: writer.node(item, paths.below(path, name)) for name, item in found.items()
+        },
+    }
+
+
+def _read_dataclass(reader: Reader, fields: Fields) -> Any:
+    name = fields.text("class")
+    reader.need_trust(fields, f"the dataclass {name}")
+    cls: Any = imported(fields, object)
+    values = reader.named(fields, "fields")
+    if not hasattr(cls, "__dataclass_fields__") or cls.__new__ is not object.__new__:
+        raise StateError(f"{paths.shown(fields.path)}: class {name} is no dataclass any more")
+    found: Any = object.__new__(cls)
+    for key, value in values.items():
+        try:
+            # As unpickling does: no __init__, and frozen ones too.
+            object.__setattr__(found, key, value)
+        except AttributeError as error:
+            raise StateError(f"{paths.shown(fields.path)}: {name}: {error}") from error
+    return found
+
+
+def write_foreign(writer: Writer, value: Any, path: str, what: str = "") -> Node:
+    """The node of a leaf of any other class: pickled, if the caller allows it.
+
+    Args:
+        writer: of this state.
+        value: the leaf.
+        path: where it sits.
+        what: its class in words, where the class's name alone would mislead.
+
+    Raises:
+        StateError: it is not allowed, or cannot be pickled.
+    """
+    name = reference(type(value))
+    if not writer.allow_pickle:
+        raise StateError(
+            f"{paths.shown(path)}: a {what or name} cannot be stored: {_advice(value)}"
+        )
+    try:
+        data = pickle.dumps(value, protocol=_PICKLE_PROTOCOL)
+    except Exception as error:
+        raise StateError(
+            f"{paths.shown(path)}: a {name} cannot be pickled: {error}; {_advice(value)}"
+        ) from error
+    return {"$": "pickle", "class": name, "data": writer.node(data, path)}
+
+
+def _advice(value: object) -> str:
+    if isinstance(value, Enum) or dataclasses.is_dataclass(type(value)):
+        return "pass allow_classes=True (it then loads only with weights_only=False)"
+    for method in ("state_dict", "get_state"):
+        if hasattr(value, method):
+            return f"store its {method}() instead"
+    return (
+        "store tensors, numbers, strings and containers of them instead, or pass "
+        "allow_pickle=True (it then loads only with weights_only=False)"
+    )
+
+
+def _read_pickle(reader: Reader, fields: Fields) -> Any:
+    name = fields.text("class")
+    reader.need_trust(fields, f"a pickled {name}")
+    data = reader.child(fields, "data")
+    if type(data) is not bytes:
+        raise fields.fail("data: expected bytes")
+    try:
+        return pickle.loads(data)
+    except Exception as error:
+        raise StateError(
+            f"{paths.shown(fields.path)}: a pickled {name} cannot be restored here: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+READERS: Final[dict[str, Read]] = {
+    "namedtuple": _read_namedtuple,
+    "enum": _read_enum,
+    "dataclass": _read_dataclass,
+    "pickle": _read_pickle,
+}

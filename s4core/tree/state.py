@@ -1,0 +1,123 @@
+"""A whole state: `flatten` and `unflatten`, over the tables of all nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+import numpy as np
+from torch import Tensor
+
+from s4core.errors import FormatError, StateError
+from s4core.tree import (
+    arrays,
+    classes,
+    composites,
+    containers,
+    scalars,
+    subclasses,
+    tensors,
+    torch_values,
+)
+from s4core.tree.reading import Read, Reader
+from s4core.tree.writing import MAX_LEVELS, Node, TensorLeaf, Write, Writer, levels
+
+__all__ = ["FlatState", "flatten", "unflatten"]
+
+_WRITERS: Final[dict[type, Write]] = {
+    **scalars.WRITERS,
+    **containers.WRITERS,
+    **torch_values.WRITERS,
+    Tensor: tensors.write_tensor,
+    np.ndarray: arrays.write_array,
+}
+_READERS: Final[dict[str, Read]] = {
+    **scalars.READERS,
+    **containers.READERS,
+    **torch_values.READERS,
+    **classes.READERS,
+    **arrays.READERS,
+    **tensors.READERS,
+    **composites.READERS,
+    **subclasses.READERS,
+}
+_SHARED: Final = arrays.SHARED | tensors.SHARED | composites.SHARED | subclasses.SHARED
+
+
+@dataclass(frozen=True)
+class FlatState:
+    """A state taken apart.
+
+    Attributes:
+        tree: JSON; a tensor is there as its number in `leaves`.
+        leaves: the tensors, in the order in which they were met.
+    """
+
+    tree: Node
+    leaves: list[TensorLeaf]
+
+
+def flatten(state: Any, *, allow_pickle: bool = False, allow_classes: bool = False) -> FlatState:
+    """Take a nested state apart. Tensors keep sharing the caller's memory.
+
+    Args:
+        state: dicts, lists, tensors, numbers, ... as listed in FORMAT.md, section 8.1.
+        allow_pickle: store leaves of any other class pickled.
+        allow_classes: store enums and dataclasses by the name of their class. Both load
+            only with `weights_only=False`.
+
+    Raises:
+        StateError: the state holds something that cannot be stored, contains itself, or is
+            nested too deeply; the message names the path.
+    """
+    writer = Writer(_WRITERS, _choose, allow_pickle, allow_classes)
+    try:
+        tree = writer.node(state, "")
+    except RecursionError:
+        raise StateError("the state is nested too deeply for Python's stack; flatten it") from None
+    if levels(tree) > MAX_LEVELS:
+        raise StateError(
+            f"the state nests {levels(tree)} levels of JSON: expected at most {MAX_LEVELS}; "
+            "flatten it"
+        )
+    return FlatState(tree, writer.leaves)
+
+
+def _choose(_: Writer, value: Any) -> Write:
+    """The writer of a value whose exact class the table does not list."""
+    if isinstance(value, Tensor):
+        return tensors.write_tensor
+    if isinstance(value, np.dtype):
+        return arrays.write_dtype
+    if isinstance(value, np.generic):
+        return arrays.write_scalar
+    if isinstance(value, Enum):
+        return classes.write_enum
+    if classes.is_namedtuple(value):
+        return classes.write_namedtuple
+    if classes.is_plain_dataclass(value):
+        return classes.write_dataclass
+    return classes.write_foreign
+
+
+def unflatten(tree: Node, tensors: Sequence[Tensor | None], *, weights_only: bool = True) -> Any:
+    """Put a state together again.
+
+    Args:
+        tree: as `flatten` made it, or as a file claims that it did.
+        tensors: the plain tensors by number, on whatever device; None where one was not
+            loaded. Equal numbers give one object.
+        weights_only: refuse whatever would import or call something that the tree names.
+
+    Raises:
+        FormatError: the tree breaks FORMAT.md; the message names the path.
+        StateError: it needs `weights_only=False`, or a class that is not here.
+    """
+    if levels(tree) > MAX_LEVELS:
+        raise FormatError(f"the tree nests more than {MAX_LEVELS} levels")
+    try:
+        return Reader(_READERS, _SHARED, tensors, weights_only).value(tree, "")
+    except RecursionError:
+        raise FormatError("the tree is nested too deeply for Python's stack") from None
