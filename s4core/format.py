@@ -22,6 +22,7 @@ from s4core.errors import FormatError, TruncatedError, VersionError
 
 __all__ = [
     "ALIGNMENT",
+    "ARRAY_BYTES",
     "BLOB_DTYPE",
     "CODEC_NAMES",
     "FOOTER_BYTES",
@@ -68,6 +69,7 @@ _PADDED_CODECS: Final = (5, 6, 7)
 
 _INDEX_HEAD: Final = struct.Struct("<IIQ")
 _ARRAY: Final = struct.Struct("<QIBBBB")
+ARRAY_BYTES: Final = _ARRAY.size
 _FOOTER: Final = struct.Struct("<QQQQQQQ8s")
 BLOB_DTYPE: Final = np.dtype(
     [("checksum", "<u8"), ("length", "<u4"), ("codec", "u1"), ("param", "u1"), ("zero", "<u2")]

@@ -169,9 +169,8 @@ def open_checkpoint(repository: Repository, manifest: Manifest, where: str) -> R
 
 
 def _empty(entry: ArrayEntry, device: torch.device) -> Tensor:
-    dtype = tree.torch_dtype(entry.dtype)
     count = entry.words // dtypes.lookup(entry.dtype).words_per_element
-    return torch.empty(count, dtype=dtype, device=device)
+    return tree.empty(entry.dtype, count, device)
 
 
 def _place(entry: TensorEntry, words: dict[int, Tensor]) -> Tensor:

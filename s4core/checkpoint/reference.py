@@ -7,16 +7,21 @@ is protected from being swept.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from s4core.checkpoint.reader import open_checkpoint
 from s4core.checkpoint.writer import Previous, Snapshot
+from s4core.errors import ChainError, FormatError, KeyNotFoundError
 from s4core.manifest import Manifest
 from s4core.repository import Repository
 
 __all__ = ["Reference"]
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -59,16 +64,23 @@ class Reference:
         words, self._words = self._words, {}
         return words
 
-    def words(self, number: int) -> Tensor:
+    def words(self, number: int) -> Tensor | None:
         """Return the words of array `number` on the CPU: 1-D, contiguous.
 
+        None if they had to be decoded and are damaged or gone: then nothing may stand on them.
+
         Raises:
-            ChainError, FormatError, StoreError: they had to be decoded and could not be.
+            StoreError: the store did not answer.
         """
         known = self._words.get(number)
         if known is not None:
             return known
-        return open_checkpoint(self.repository, self.manifest, self.manifest.id).array(number)
+        try:
+            return open_checkpoint(self.repository, self.manifest, self.manifest.id).array(number)
+        except (FormatError, ChainError, KeyNotFoundError) as error:
+            key = next(t.path for t in self.manifest.tensors if t.array == number)
+            _log.warning("%s is stored whole: its base is damaged: %s", key, error)
+            return None
 
     def previous(self, max_depth: int) -> Previous:
         """Return it as what a `Writer` may refer to, with deltas while depth allows."""

@@ -7,6 +7,7 @@ loads of one `Run` are taken one at a time, in order.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -24,7 +25,7 @@ from s4core.checkpoint.handle import CheckpointInfo, Progress, SaveHandle
 from s4core.checkpoint.reader import MapLocation, Reader, open_checkpoint
 from s4core.checkpoint.reference import Reference
 from s4core.checkpoint.writer import Snapshot, Writer, take_snapshot
-from s4core.errors import KeyNotFoundError, StateError, StoreError
+from s4core.errors import ChainError, FormatError, KeyNotFoundError, StateError, StoreError
 from s4core.manifest import Json, Manifest, ShardEntry, dump
 from s4core.refs import STORE_DIRECTORY, Ref, dump_ref, list_refs, read_ref
 from s4core.repository import Repository, new_id
@@ -34,6 +35,9 @@ __all__ = ["Options", "Run", "open_run"]
 
 _STEP_NAME: Final = "step-{:08d}.ckpt"
 _STEP: Final = re.compile(r"step-(\d{8,})\.ckpt")
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -177,14 +181,19 @@ class Run:
         if self._reference is None:
             newest = self.latest()
             if newest is not None:
-                self._reference = self._open_reference(_STEP_NAME.format(newest))
+                self._reference = self._newest_reference(_STEP_NAME.format(newest))
         elif not self.repository.has(self._reference.manifest.id):
             # Someone else removed it: a delta against it could never be loaded.
             self._reference = None
         return self._reference
 
-    def _open_reference(self, name: str) -> Reference:
-        reader, ref = self._open(name)
+    def _newest_reference(self, name: str) -> Reference | None:
+        try:
+            reader, ref = self._open(name)
+        except (FormatError, ChainError, KeyNotFoundError) as error:
+            # An old checkpoint that is damaged must not stop the new one.
+            _log.warning("%s cannot be stood on; saving a new base: %s", name, error)
+            return None
         return Reference(self.repository, reader.manifest, ref.digest)
 
     def _open(self, name: str) -> tuple[Reader, Ref]:

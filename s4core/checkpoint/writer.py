@@ -75,14 +75,14 @@ class Previous:
     Attributes:
         manifest: of that checkpoint.
         digest: of that manifest.
-        words: gives the words of one of its arrays, on the CPU.
+        words: gives the words of one of its arrays, on the CPU; None if they are damaged.
         deltas: whether arrays may become deltas; if not, only references to arrays
             that are stored whole are made (a new base).
     """
 
     manifest: Manifest
     digest: str
-    words: Callable[[int], Tensor]
+    words: Callable[[int], Tensor | None]
     deltas: bool = True
 
     def owner(self, number: int) -> tuple[Need, int]:
@@ -246,7 +246,10 @@ class Writer:
         whole = Job(array.key, words, array.dtype)
         if waiting.old is None or self.previous is None or not self.previous.deltas:
             return whole
-        base = self.previous.words(waiting.old).to(words.device)
+        stored = self.previous.words(waiting.old)
+        if stored is None:
+            return whole
+        base = stored.to(words.device)
         delta = choose_delta(words, base, array.dtype, profile=self.profile)
         if delta is None:
             return whole

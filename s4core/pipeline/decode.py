@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from s4core import digests
-from s4core.codecs import CodecId
 from s4core.digests import Buffer
 from s4core.dtypes import DType
 from s4core.errors import ChecksumError, FormatError
@@ -127,8 +126,8 @@ class _ChunkWork:
         except FormatError as error:
             raise type(error)(f"{self._step.where}, chunk {chunk}: {error}") from error
 
-    def _checked(self, number: int) -> tuple[CodecId, int, memoryview]:
+    def _checked(self, number: int) -> tuple[int, int, memoryview]:
         row = self._step.rows[number]
         blob = self._payload[self._ends[number] : self._ends[number + 1]]
         digests.check(blob, int(row["checksum"]), f"{self._step.where}: blob {number}")
-        return CodecId(int(row["codec"])), int(row["param"]), blob
+        return int(row["codec"]), int(row["param"]), blob
