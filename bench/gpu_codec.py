@@ -1,0 +1,298 @@
+"""The codec on one GPU: GB/s of tensor bytes for each stage, beside the floor of the machine.
+
+    python bench/gpu_codec.py [--elements 268435456] [--repeat 10] [--json results.json]
+
+Every figure is of output that was verified in the same run: blobs are decoded again and
+compared with the words, bit for bit, before anything is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+import numpy as np
+import torch
+
+from s4core import dtypes, kernels
+from s4core.dtypes import Layout
+from s4core.kernels import batches, staging, tables
+from s4core.kernels.runtime import kernel
+
+GPU = torch.device("cuda", 0)
+
+
+def weights(count: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    """Weight-like values: normal, scale 0.02."""
+    generator = torch.Generator(GPU).manual_seed(seed)
+    out = torch.empty(count, dtype=dtype, device=GPU)
+    for start in range(0, count, 1 << 26):
+        part = torch.randn(min(1 << 26, count - start), device=GPU, generator=generator)
+        out[start : start + len(part)] = (part * 0.02).to(dtype)
+    return out
+
+
+def state_tensors(dtype: torch.dtype) -> list[torch.Tensor]:
+    """400 tensors of 4 KB to 64 MB, sizes spread evenly in the logarithm: about 2.5 GB."""
+    rng = np.random.default_rng(1)
+    sizes = np.exp(rng.uniform(np.log(4096), np.log(64 << 20), 400)) / dtype.itemsize
+    return [weights(int(size), dtype, seed) for seed, size in enumerate(sizes)]
+
+
+def item_of(
+    words: torch.Tensor, base: torch.Tensor | None = None, delta: str | None = None
+) -> kernels.DeviceItem:
+    dtype = dtypes.lookup(str(words.dtype))
+    count = words.numel() * dtype.words_per_element
+    layout = Layout.BYTES if delta == "zigzag" else dtypes.layout_of(dtype, count)
+    cut = dtypes.chunking(count)
+    return kernels.DeviceItem(
+        "t", words, dtype, layout, cut.chunk_words, cut.sub_block, base, delta
+    )
+
+
+def median_ms(call: Callable[[], None], repeat: int) -> float:
+    call()
+    times = []
+    for _ in range(repeat):
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        call()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop))
+    return float(np.median(times))
+
+
+@dataclass
+class Stages:
+    """All chunks of some items of one shape in device memory at once, stage by stage."""
+
+    items: list[kernels.DeviceItem]
+
+    def __post_init__(self) -> None:
+        (self.group,) = batches.groups(self.items)
+        chunks, planes = self.group.chunks, self.group.shape.planes
+        n = chunks["n"].astype(np.int64)
+        stride = -(-tables.plane_stride(n, chunks["sub"].astype(np.int64)) // 16) * 16
+        self.count, self.blob_count = len(chunks), len(chunks) * planes
+        self.scratch = staging.device_bytes(int((stride * planes).sum()), GPU)
+        ends = np.cumsum(stride * planes)
+        chunks["stride"] = stride // 16
+        chunks["scratch"] = np.uint64(self.scratch.data_ptr()) + (ends - stride * planes).astype(
+            np.uint64
+        )
+        self.out = staging.device_bytes(int((-(-n // 16) * 16).sum()) * planes, GPU)
+        self.chunks = staging.to_device(chunks, GPU)
+        self.blobs = staging.device_bytes(16 * self.blob_count, GPU)
+        self.offsets = staging.device_bytes(8 * (self.blob_count + 1), GPU)
+        self.status = torch.zeros(self.count, dtype=torch.int32, device=GPU)
+        self.back = [torch.empty_like(item.words) for item in self.items]
+        back = self._target_table()
+        self.targets = staging.to_device(back, GPU)
+        self.raw = sum(i.words.numel() * i.words.element_size() for i in self.items)
+
+    def _target_table(self) -> np.ndarray[Any, Any]:
+        table = self.group.chunks.copy()
+        for member, number in enumerate(self.group.members):
+            own = slice(self.group.first[member], self.group.first[member + 1])
+            move = self.back[number].data_ptr() - self.items[number].words.data_ptr()
+            table["words"][own] += np.uint64(move % 2**64)
+        return table
+
+    def _run(self, file: str, name: str, shaped: bool, blocks: int, threads: int, *args: Any) -> None:
+        shape = self.group.shape if shaped else None
+        at = [np.uint64(a.data_ptr()) if isinstance(a, torch.Tensor) else np.uint32(a) for a in args]
+        kernel(file, name, shape, 0)(blocks, threads, torch.cuda.current_stream(), *at)
+
+    def encode(self) -> None:
+        self._run("encode.cu", "s4_encode", True, self.count, 256, self.chunks, self.blobs)
+
+    def offset(self) -> None:
+        args = (self.blobs, self.offsets, self.blob_count)
+        self._run("seal.cu", "s4_offsets", False, 1, 1024, *args)
+
+    def seal(self) -> None:
+        args = (self.chunks, self.blobs, self.offsets, self.out, self.group.shape.planes)
+        blocks = -(-self.blob_count // 4)
+        self._run("seal.cu", "s4_seal", False, blocks, 128, *args, self.blob_count)
+
+    def compact(self) -> None:
+        self.encode()
+        self.offset()
+        self.seal()
+
+    def verify(self) -> None:
+        args = (self.chunks, self.blobs, self.offsets, self.out, self.status)
+        self._run("decode.cu", "s4_verify", True, self.count, 256, *args)
+
+    def check(self) -> None:
+        args = (self.blobs, self.offsets, self.out, self.status, self.group.shape.planes)
+        blocks = -(-self.blob_count // 4)
+        self._run("seal.cu", "s4_check", False, blocks, 128, *args, self.blob_count, 11)
+
+    def decode(self) -> None:
+        args = (self.targets, self.blobs, self.offsets, self.out, self.status)
+        self._run("decode.cu", "s4_decode", True, self.count, 256, *args)
+
+    def digest(self) -> None:
+        kernels.hashes.PieceHashes([i.words for i in self.items], torch.cuda.current_stream())
+
+    def stored(self) -> int:
+        return int(self.offsets.view(torch.int64)[self.blob_count].item())
+
+    def prove(self) -> None:
+        """Encode, check, verify, decode; every word must come back."""
+        self.out.fill_(0xA5)
+        self.compact()
+        self.verify()
+        self.check()
+        for back in self.back:
+            back.view(torch.uint8).fill_(0x5A)
+        self.decode()
+        torch.cuda.synchronize()
+        if self.status.any():
+            raise SystemExit(f"NOT VERIFIED: status {self.status[self.status != 0][:4].tolist()}")
+        for item, back in zip(self.items, self.back, strict=True):
+            if not torch.equal(item.words.view(torch.uint8), back.view(torch.uint8)):
+                raise SystemExit("NOT VERIFIED: other bytes came back")
+
+
+def bench_stages(name: str, items: list[kernels.DeviceItem], repeat: int) -> dict[str, Any]:
+    stages = Stages(items)
+    stages.prove()
+    ms = {
+        stage: median_ms(getattr(stages, stage), repeat)
+        for stage in ("encode", "offset", "seal", "compact", "verify", "check", "decode", "digest")
+    }
+    row: dict[str, Any] = {"case": name, "bytes": stages.raw, "ratio": stages.stored() / stages.raw}
+    row["ms"] = {stage: round(t, 4) for stage, t in ms.items()}
+    row["GB/s"] = {stage: round(stages.raw / t / 1e6) for stage, t in ms.items()}
+    stages.prove()
+    print(f"{name:28s} ratio {row['ratio']:.4f}", *(f"{k} {v}" for k, v in row["GB/s"].items()))
+    print(" " * 28, "ms", *(f"{k} {v:.3f}" for k, v in ms.items()), flush=True)
+    return row
+
+
+def mixed_state(parameters: int) -> list[kernels.DeviceItem]:
+    """bf16 weights, fp32 master, first and second moments: 14 bytes a parameter."""
+    rng = np.random.default_rng(2)
+    items = []
+    left = parameters
+    while left > 0:
+        size = min(left, int(rng.choice([1024, 4096, 1 << 20, 4 << 20, 16 << 20])))
+        master = weights(size, torch.float32, left)
+        moment = weights(size, torch.float32, left + 1) * 1e-3
+        second = moment * moment
+        items += [item_of(t) for t in (master.to(torch.bfloat16), master, moment, second)]
+        left -= size
+    return items
+
+
+def bench_end_to_end(parameters: int, repeat: int) -> dict[str, Any]:
+    items = mixed_state(parameters)
+    raw = sum(i.words.numel() * i.words.element_size() for i in items)
+    flat = torch.empty(256 << 20, dtype=torch.uint8, device=GPU)
+    host = torch.empty(256 << 20, dtype=torch.uint8, pin_memory=True)
+    copy_ms = median_ms(lambda: host.copy_(flat, non_blocking=True) and None, repeat)
+    times: dict[str, list[float]] = {"verify": [], "no verify": [], "decode": []}
+    done: list[kernels.EncodedItem] = []
+    backs = [torch.empty_like(i.words) for i in items]
+    for _ in range(repeat):
+        for mode, verify in (("verify", True), ("no verify", False)):
+            done = []
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            done = kernels.encode(items, verify=verify)
+            times[mode].append(time.perf_counter() - start)
+        back = [
+            kernels.DecodeItem(i.name, d.rows, d.payload, b, i.dtype, i.layout, i.chunk_words)
+            for i, d, b in zip(items, done, backs, strict=True)
+        ]
+        start = time.perf_counter()
+        kernels.decode(back)
+        times["decode"].append(time.perf_counter() - start)
+    for item, b in zip(items, backs, strict=True):
+        if not torch.equal(item.words.view(torch.uint8), b.view(torch.uint8)):
+            raise SystemExit("NOT VERIFIED: other bytes came back")
+    stored = sum(len(d.payload) for d in done)
+    row = {
+        "case": "mixed state to pinned memory",
+        "bytes": raw,
+        "tensors": len(items),
+        "ratio": stored / raw,
+        "raw pinned copy s": round(raw / (256 << 20) * copy_ms / 1e3, 4),
+        "link GB/s": round((256 << 20) / copy_ms / 1e6, 1),
+        "seconds": {k: [round(t, 4) for t in v] for k, v in times.items()},
+    }
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def machine() -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(0)
+    import cupy
+
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "gpu": properties.name,
+        "multiprocessors": properties.multi_processor_count,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cupy": cupy.__version__,
+        "driver": cupy.cuda.runtime.driverGetVersion(),
+        "python": platform.python_version(),
+    }
+
+
+def bench_copy(repeat: int) -> dict[str, Any]:
+    a = torch.empty(1 << 30, dtype=torch.uint8, device=GPU)
+    b = torch.empty_like(a)
+    ms = median_ms(lambda: b.copy_(a) and None, repeat)
+    row = {"case": "device copy", "GB/s read+write": round(2 * (1 << 30) / ms / 1e6)}
+    print(row, flush=True)
+    return row
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--elements", type=int, default=256 << 20)
+    parser.add_argument("--parameters", type=int, default=500_000_000)
+    parser.add_argument("--repeat", type=int, default=10)
+    parser.add_argument("--json")
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = [machine(), bench_copy(args.repeat)]
+    n = args.elements
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        name = str(dtype).removeprefix("torch.")
+        words = weights(n, dtype)
+        rows.append(bench_stages(f"{name}, {n >> 20} Mi", [item_of(words)], args.repeat))
+        if dtype is not torch.float16:
+            base = words + weights(n, dtype, 9) * 0.01
+            for delta in ("xor", "zigzag"):
+                item = item_of(words, base, delta)
+                rows.append(bench_stages(f"{name}, {delta}", [item], args.repeat))
+            del base
+        del words
+        torch.cuda.empty_cache()
+        if dtype is not torch.float16:
+            items = [item_of(t) for t in state_tensors(dtype)]
+            rows.append(bench_stages(f"{name}, 400 tensors", items, args.repeat))
+            del items
+        torch.cuda.empty_cache()
+    rows.append(bench_end_to_end(args.parameters, 4))
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump(rows, file, indent=1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""Decode blobs from host memory straight into arrays on the device.
+
+Per batch: blobs cross the link into a staging buffer, every checksum is compared on
+the device, and only chunks whose blobs are whole are decoded. The staging buffer is
+double, so one batch crosses the link while the one before is decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from s4core.errors import FormatError
+from s4core.kernels.batches import Group, cut, groups
+from s4core.kernels.faults import Fault, raise_fault
+from s4core.kernels.items import DecodeItem
+from s4core.kernels.payload import Payload
+from s4core.kernels.runtime import kernel, require
+from s4core.kernels.staging import (
+    aligned,
+    device_bytes,
+    new_event,
+    new_stream,
+    scratch_budget,
+    to_device,
+)
+from s4core.kernels.tables import BLOB_DTYPE
+
+__all__ = ["decodable", "decode"]
+
+_THREADS = 256
+_CHECK_WARPS = 4
+# raw, const, bitpack, rans: what the kernels decode.
+_MAX_CODEC = 4
+
+
+def decodable(rows: NDArray[np.void]) -> bool:
+    """Return whether every blob has a codec that these kernels decode."""
+    return bool((rows["codec"] <= _MAX_CODEC).all())
+
+
+def decode(
+    items: Sequence[DecodeItem],
+    *,
+    scratch_bytes: int | None = None,
+    stream: torch.cuda.Stream | None = None,
+) -> None:
+    """Decode arrays into memory of their devices; returns when all of it is there.
+
+    Args:
+        items: the arrays; their payloads may be in any host memory.
+        scratch_bytes: device memory to use beside the arrays; default as in `encode`.
+        stream: where to run, default each device's current stream.
+
+    Raises:
+        ChecksumError: a blob is damaged.
+        FormatError: a blob or an index row breaks FORMAT.md.
+        CodecUnavailableError: no CuPy.
+    """
+    require()
+    for index in sorted({item.words.device.index for item in items}):
+        device = torch.device("cuda", index)
+        mine = [item for item in items if item.words.device.index == index]
+        on = stream or torch.cuda.current_stream(device)
+        with torch.cuda.device(device), torch.cuda.stream(on):
+            _Decoding(mine, device, on, scratch_budget(device, scratch_bytes)).run()
+
+
+@dataclass
+class _Stage:
+    """One of the two ways across the link.
+
+    Attributes:
+        device: where blobs land.
+        host: page-locked copy of blobs that come from ordinary memory.
+        crossed: when the host side may be overwritten.
+        decoded: when the device side may be.
+    """
+
+    device: Tensor
+    host: Tensor
+    crossed: torch.cuda.Event
+    decoded: torch.cuda.Event
+
+
+class _Decoding:
+    """One call of `decode` on one device."""
+
+    def __init__(
+        self,
+        items: list[DecodeItem],
+        device: torch.device,
+        stream: torch.cuda.Stream,
+        budget: int,
+    ) -> None:
+        self._given = items
+        self._items = [_with_aligned(item) for item in items]
+        self._device, self._stream, self._budget = device, stream, budget
+        self._copies = new_stream(device)
+        self._pending: list[tuple[Group, slice, Tensor]] = []
+
+    def run(self) -> None:
+        for group in groups(self._items):
+            if len(group.chunks):
+                self._decode_group(group)
+        self._stream.synchronize()
+        for group, part, status in self._pending:
+            bad = np.flatnonzero(status.numpy())
+            if len(bad):
+                number, chunk = group.whose(part.start + int(bad[0]))
+                raise_fault(int(status[bad[0]]), self._items[number].name, chunk)
+        for given, item in zip(self._given, self._items, strict=True):
+            if given.words.data_ptr() != item.words.data_ptr():
+                given.words.copy_(item.words)
+
+    def _decode_group(self, group: Group) -> None:
+        planes = group.shape.planes
+        rows = self._rows(group)
+        sizes = rows["length"].reshape(-1, planes).sum(axis=1, dtype=np.int64)
+        payload = Payload([self._items[number].payload for number in group.members])
+        if len(payload) != int(sizes.sum()):
+            raise FormatError(
+                f"blobs of {len(payload)} bytes: the index says {int(sizes.sum())}; "
+                "fetch the objects again"
+            )
+        parts = list(cut(2 * sizes, self._budget))
+        largest = max(int(sizes[part].sum()) for part in parts) if parts else 0
+        host = 0 if payload.pinned else largest
+        stages = [self._stage(largest, host) for _ in parts[:2]]
+        start = 0
+        for number, part in enumerate(parts):
+            size = int(sizes[part].sum())
+            stage = stages[number % 2]
+            self._cross(payload, start, size, stage)
+            self._launch(group, part, rows[part.start * planes : part.stop * planes], stage)
+            start += size
+        self._stream.wait_stream(self._copies)
+        # What was handed to the copy stream may be freed now only once the copies ended.
+        self._copies.synchronize()
+
+    def _stage(self, size: int, host: int) -> _Stage:
+        return _Stage(
+            device_bytes(size, self._device),
+            torch.empty(host, dtype=torch.uint8, pin_memory=True),
+            new_event(),
+            new_event(),
+        )
+
+    def _rows(self, group: Group) -> NDArray[np.void]:
+        """Return the index rows of a group, checked against its chunks."""
+        tables: list[NDArray[np.void]] = []
+        for member, number in enumerate(group.members):
+            item = self._items[number]
+            expected = int(group.first[member + 1] - group.first[member]) * group.shape.planes
+            rows = np.ascontiguousarray(item.rows).view(BLOB_DTYPE).reshape(-1)
+            if len(rows) != expected:
+                raise FormatError(f"{item.name}: {len(rows)} blobs: expected {expected}")
+            if (rows["length"] % 16).any():
+                raise FormatError(f"{item.name}: a blob's length is not a multiple of 16")
+            tables.append(rows)
+        return np.concatenate(tables)
+
+    def _cross(self, payload: Payload, start: int, size: int, stage: _Stage) -> None:
+        self._copies.wait_event(stage.decoded)
+        if not payload.pinned:
+            stage.crossed.synchronize()
+            payload.copy_to(stage.host.numpy(), start, size)
+        with torch.cuda.stream(self._copies):
+            if payload.pinned:
+                at = 0
+                for view in payload.views(start, size):
+                    stage.device[at : at + view.numel()].copy_(view, non_blocking=True)
+                    at += view.numel()
+            else:
+                stage.device[:size].copy_(stage.host[:size], non_blocking=True)
+        stage.crossed.record(self._copies)
+
+    def _launch(self, group: Group, part: slice, rows: NDArray[np.void], stage: _Stage) -> None:
+        count, shape, index = part.stop - part.start, group.shape, self._device.index
+        offsets = np.zeros(len(rows), np.uint64)
+        np.cumsum(rows["length"][:-1], dtype=np.uint64, out=offsets[1:])
+        tables = [to_device(t, self._device) for t in (group.chunks[part], rows, offsets)]
+        status = torch.zeros(count, dtype=torch.int32, device=self._device)
+        c, b, o = (np.uint64(t.data_ptr()) for t in tables)
+        stream_at, s = np.uint64(stage.device.data_ptr()), np.uint64(status.data_ptr())
+        self._stream.wait_event(stage.crossed)
+        kernel("seal.cu", "s4_check", None, index)(
+            -(-len(rows) // _CHECK_WARPS),
+            32 * _CHECK_WARPS,
+            self._stream,
+            *(b, o, stream_at, s),
+            *(np.uint32(shape.planes), np.uint32(len(rows)), np.uint32(Fault.CHECKSUM)),
+        )
+        kernel("decode.cu", "s4_decode", shape, index)(
+            count, _THREADS, self._stream, c, b, o, stream_at, s
+        )
+        stage.decoded.record(self._stream)
+        host = torch.empty(count, dtype=torch.int32, pin_memory=True)
+        host.copy_(status, non_blocking=True)
+        self._pending.append((group, part, host))
+
+
+def _with_aligned(item: DecodeItem) -> DecodeItem:
+    base = None if item.base is None else aligned(item.base)
+    return replace(item, words=aligned(item.words), base=base)

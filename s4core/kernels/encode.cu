@@ -1,0 +1,343 @@
+// Encode chunks: words -> [delta] -> planes -> blobs in scratch, one block a chunk.
+//
+// The codec of every plane is chosen first (choice.cuh). The first pass over the chunk for a rans plane
+// also writes its raw planes. Each warp codes one sub-block at a time with 32 interleaved states; the
+// parts of a rans blob stay at fixed places of the scratch until seal.cu puts them together.
+//
+// The division of rANS by a 32-bit reciprocal is exact for 31-bit states; FORMAT.md section 4.2.
+#include "choice.cuh"
+
+constexpr u32 RING = 512;       // words of a warp's ring; half of it is written out at a time
+constexpr u32 PATCH = 1u << 8;  // flag of a table entry: the symbol is not in the table
+constexpr u32 GROUP = 128;      // symbols that 32 lanes take in four steps
+constexpr int AHEAD = W <= 2 ? 4 : W == 4 ? 2 : 1;  // groups loaded ahead
+
+struct EncodeShared {
+    union {
+        u32 hist[COPIES * W * 256];
+        u16 ring[WARPS][RING];
+    };
+    // threshold for emission; reciprocal; bias << 16 | flag | shift; M - f
+    uint4 table[256];
+    Verdicts v;
+    u32 patch[WARPS][MAX_PATCHES];
+    u32 patches[WARPS];
+    u32 dir[256];
+    u32 sums[WARPS];
+    u32 length[W];
+    u32 failed, body;
+};
+
+// Where a sub-block's coder stands.
+struct Coder {
+    u32 x;        // state of this lane
+    u32 filled;   // words emitted by the warp
+    u32 flushed;  // of which written out
+};
+
+__device__ __forceinline__ u32 symbol_of(u32 symbols, u32 j) { return symbols >> (8 * j) & 255; }
+
+__device__ __forceinline__ void step(Coder& k, u16* ring, const uint4& e, bool active, u32 below) {
+    const bool emit = active && k.x >= e.x;
+    const u32 who = __ballot_sync(ALL_LANES, emit);
+    if (emit) ring[(k.filled + __popc(who & below)) & (RING - 1)] = (u16)k.x;
+    k.filled += __popc(who);
+    const u32 x = emit ? k.x >> 16 : k.x;
+    const u32 coded = x + (__umulhi(x, e.y) >> (e.z & 31)) * e.w + (e.z >> 16);
+    k.x = active ? coded : k.x;
+}
+
+// Remember the symbols of this lane that are not in the table.
+__device__ __noinline__ void note_patches(EncodeShared& sh, u32 warp, u32 symbols, u32 at, u32 count) {
+    for (u32 j = 0; j < count; ++j) {
+        const u32 s = symbol_of(symbols, j);
+        if (!(sh.table[s].z & PATCH)) continue;
+        const u32 slot = atomicAdd(&sh.patches[warp], 1u);
+        if (slot < MAX_PATCHES) sh.patch[warp][slot] = (at + j) | s << 24;
+    }
+}
+
+__device__ __forceinline__ void flush_half(Coder& k, const u16* ring, u8* words, u32 lane) {
+    __syncwarp();
+    const uint4 t = *reinterpret_cast<const uint4*>(&ring[(k.flushed & (RING - 1)) + 8 * lane]);
+    *reinterpret_cast<uint4*>(words + 2 * k.flushed + 16 * lane) = t;
+    k.flushed += RING / 2;
+    __syncwarp();
+}
+
+// Four steps: the group's symbols, `count` of them in this lane.
+template <bool FULL>
+__device__ __forceinline__ void code_group(
+    EncodeShared& sh, Coder& k, u32 warp, u32 lane, u32 symbols, u32 at, u32 count, u8* words) {
+    const u32 below = (1u << lane) - 1;
+    u32 flags = 0;
+    #pragma unroll
+    for (u32 j = 0; j < 4; ++j) {
+        const uint4 e = sh.table[symbol_of(symbols, j)];
+        const bool active = FULL || j < count;
+        step(k, sh.ring[warp], e, active, below);
+        if (active) flags |= e.z;
+    }
+    if (flags & PATCH) note_patches(sh, warp, symbols, at, count);
+    __syncwarp();
+    if (k.filled - k.flushed >= RING / 2) flush_half(k, sh.ring[warp], words, lane);
+}
+
+__device__ __forceinline__ void store_planes(u8* slots, u64 stride, const Planes& s, u32 at, u32 planes) {
+    #pragma unroll
+    for (int p = 0; p < W; ++p)
+        if (planes >> p & 1) *reinterpret_cast<u32*>(slots + p * stride + at) = s.p[p];
+}
+
+// States, the rest of the words, the patches in order of position. Returns the bytes of the sub-block.
+__device__ __noinline__ u32 finish_sub(EncodeShared& sh, Coder k, u32 warp, u32 lane, u8* out) {
+    reinterpret_cast<u32*>(out)[lane] = k.x;
+    __syncwarp();
+    u8* words = out + 128;
+    const u32 end = pad16(2 * k.filled) / 2;
+    for (u32 i = k.flushed + lane; i < end; i += 32)
+        reinterpret_cast<u16*>(words)[i] = i < k.filled ? sh.ring[warp][i & (RING - 1)] : 0;
+    const u32 count = sh.patches[warp];
+    if (count > MAX_PATCHES) return 0;
+    u32* patches = reinterpret_cast<u32*>(words + 2 * end);
+    for (u32 i = lane; i < pad16(4 * count) / 4; i += 32) {
+        if (i >= count) {
+            patches[i] = 0;
+            continue;
+        }
+        const u32 mine = sh.patch[warp][i] & 0xffffff;
+        u32 rank = 0;
+        for (u32 o = 0; o < count; ++o) rank += (sh.patch[warp][o] & 0xffffff) < mine;
+        patches[rank] = sh.patch[warp][i];
+    }
+    return 128 + 2 * end + pad16(4 * count);
+}
+
+// Code sub-block `sub` of plane `plane`; write the planes in `raw` on the way. One warp.
+__device__ __forceinline__ void code_sub(EncodeShared& sh, const Chunk& c, u32 sub, u32 plane, u32 raw) {
+    const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const u32 start = sub * c.sub, length = least(c.sub, c.n - start), groups = length / GROUP;
+    u8* slots = reinterpret_cast<u8*>(c.scratch);
+    const u64 stride = (u64)c.stride * 16;
+    u8* out = slots + plane * stride + HEAD_BYTES + (u64)sub * sub_stride(c.n, c.sub);
+    if (lane == 0) sh.patches[warp] = 0;
+    __syncwarp();
+    Coder k = {LOW, 0, 0};
+    Quad next[AHEAD];
+    #pragma unroll
+    for (u32 i = 0; i < AHEAD; ++i)
+        if (i < groups) next[i] = coded_quad(c, start + i * GROUP + 4 * lane);
+    u32 g = 0;
+    for (; g + AHEAD <= groups; g += AHEAD) {
+        Quad now[AHEAD];
+        #pragma unroll
+        for (u32 i = 0; i < AHEAD; ++i) now[i] = next[i];
+        #pragma unroll
+        for (u32 i = 0; i < AHEAD; ++i)
+            if (g + AHEAD + i < groups) next[i] = coded_quad(c, start + (g + AHEAD + i) * GROUP + 4 * lane);
+        #pragma unroll
+        for (u32 i = 0; i < AHEAD; ++i) {
+            const u32 at = (g + i) * GROUP + 4 * lane;
+            const Planes s = split(now[i]);
+            store_planes(slots, stride, s, start + at, raw);
+            code_group<true>(sh, k, warp, lane, pick(s, plane), at, 4, out + 128);
+        }
+    }
+    for (; g * GROUP < length; ++g) {
+        const u32 at = g * GROUP + 4 * lane, count = count_at(at, length);
+        const Planes s = split(count == 4 ? coded_quad(c, start + at) : coded_tail(c, start + at, count));
+        if (at < pad16(length)) store_planes(slots, stride, s, start + at, raw);
+        code_group<false>(sh, k, warp, lane, pick(s, plane), at, count, out + 128);
+    }
+    const u32 size = finish_sub(sh, k, warp, lane, out);
+    if (lane == 0) {
+        sh.dir[sub] = k.filled | sh.patches[warp] << 24;
+        if (size) atomicAdd(&sh.body, size);
+        else sh.failed = 1;
+    }
+    __syncwarp();
+}
+
+// Sum of v over the block, and over the threads before this one in `before`.
+__device__ __forceinline__ u32 block_prefix(EncodeShared& sh, u32 v, u32& before) {
+    const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const u32 inside = warp_prefix(v, lane);
+    if (lane == 31) sh.sums[warp] = inside + v;
+    __syncthreads();
+    u32 sum = 0;
+    before = inside;
+    for (u32 i = 0; i < WARPS; ++i) {
+        if (i < warp) before += sh.sums[i];
+        sum += sh.sums[i];
+    }
+    __syncthreads();
+    return sum;
+}
+
+__device__ __forceinline__ uint4 table_entry(u32 f, u32 cum) {
+    uint4 e;
+    e.x = f << (31 - K);
+    if (f < 2) {
+        e.y = 0xffffffffu;
+        e.z = (cum + M - 1) << 16;
+    } else {
+        const u32 s = 32 - __clz(f - 1);
+        e.y = (u32)((((u64)1 << (31 + s)) + f - 1) / f);
+        e.z = cum << 16 | (s - 1);
+    }
+    e.w = M - f;
+    return e;
+}
+
+// The coding table of a plane, and all of the blob's head but the directory. Returns the head's length.
+__device__ __noinline__ u32 start_plane(EncodeShared& sh, const Chunk& c, u32 plane) {
+    const u32 s = threadIdx.x, f = sh.v.freq[plane][s];
+    u8* head = reinterpret_cast<u8*>(c.scratch) + plane * ((u64)c.stride * 16);
+    u32 before;
+    // Frequencies sum to 4096, so the number of symbols present fits above them.
+    const u32 present = block_prefix(sh, f ? 1u << 16 | f : 0, before) >> 16;
+    if (f) {
+        sh.table[s] = table_entry(f, before & 0xffff);
+        reinterpret_cast<u16*>(head + 48)[before >> 16] = (u16)f;
+    }
+    const u32 bitmap = __ballot_sync(ALL_LANES, f != 0);
+    if ((s & 31) == 0) reinterpret_cast<u32*>(head + 16)[s >> 5] = bitmap;
+    const u32 end = 48 + pad16(2 * present);
+    if (s < (end - 48 - 2 * present) / 2) reinterpret_cast<u16*>(head + 48)[present + s] = 0;
+    if (s == 0) sh.failed = sh.body = 0;
+    __syncthreads();
+    if (!f) {
+        uint4 e = sh.table[sh.v.top[plane]];
+        e.z |= PATCH;
+        sh.table[s] = e;
+    }
+    __syncthreads();
+    return end;
+}
+
+__device__ __forceinline__ void finish_head(EncodeShared& sh, const Chunk& c, u32 plane, u32 end) {
+    const u32 s = threadIdx.x, nsub = pieces_of(c.n, c.sub);
+    u8* head = reinterpret_cast<u8*>(c.scratch) + plane * ((u64)c.stride * 16);
+    if (s < pad16(4 * nsub) / 4) reinterpret_cast<u32*>(head + end)[s] = s < nsub ? sh.dir[s] : 0;
+    if (s) return;
+    u32* h = reinterpret_cast<u32*>(head);
+    h[0] = 2u | K << 8 | nsub << 16;
+    h[1] = c.n;
+    h[2] = c.sub;
+    h[3] = 0;
+    h[HEAD_LENGTH_AT / 4] = end + pad16(4 * nsub);
+}
+
+// Code one plane with its table. Returns the blob's length, 0 if it may not be rans.
+__device__ __forceinline__ u32 code_plane(EncodeShared& sh, const Chunk& c, u32 plane, u32 raw) {
+    const u32 end = start_plane(sh, c, plane), nsub = pieces_of(c.n, c.sub);
+    for (u32 sub = threadIdx.x >> 5; sub < nsub; sub += WARPS) code_sub(sh, c, sub, plane, raw);
+    __syncthreads();
+    const u32 length = end + pad16(4 * nsub) + sh.body;
+    const bool good = !sh.failed && length < pad16(c.n);
+    if (good) finish_head(sh, c, plane, end);
+    __syncthreads();
+    return good ? length : 0;
+}
+
+// Write the planes in `raw` as they are. All threads.
+__device__ __noinline__ void copy_planes(const Chunk& c, u32 raw) {
+    u8* slots = reinterpret_cast<u8*>(c.scratch);
+    for (u32 at = 4 * threadIdx.x; at < pad16(c.n); at += 4 * THREADS) {
+        const u32 count = count_at(at, c.n);
+        const Planes s = split(count == 4 ? coded_quad(c, at) : coded_tail(c, at, count));
+        store_planes(slots, (u64)c.stride * 16, s, at, raw);
+    }
+}
+
+// The bits of `symbol` under `mask`, gathered from low to high.
+__device__ __forceinline__ u32 gather(u32 symbol, u32 mask) {
+    u32 v = 0, at = 0;
+    #pragma unroll
+    for (u32 b = 0; b < 8; ++b)
+        if (mask >> b & 1) v |= (symbol >> b & 1) << at++;
+    return v;
+}
+
+// Write plane `plane` as a bitpack blob: a header, then w bits a symbol, 16 w bytes a group of 128.
+__device__ __noinline__ void pack_plane(EncodeShared& sh, const Chunk& c, u32 plane) {
+    const u32 tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
+    const u32 mask = sh.v.mask[plane], w = __popc(mask), length = bitpack_length(w, c.n);
+    u32* out = reinterpret_cast<u32*>(c.scratch + plane * ((u64)c.stride * 16));
+    u8* code = reinterpret_cast<u8*>(sh.table);
+    u32* bits = reinterpret_cast<u32*>(sh.ring[warp]);
+    __syncthreads();
+    code[tid] = (u8)gather(tid, mask);
+    if (tid < 4) out[tid] = tid == 0 ? mask | (sh.v.first[plane] & ~mask & 255) << 8 : tid == 1 ? c.n : 0;
+    __syncthreads();
+    for (u32 g = warp; g * GROUP < c.n; g += WARPS) {
+        const u32 at = g * GROUP + 4 * lane, count = count_at(at, c.n);
+        const Planes s = split(count == 4 ? coded_quad(c, at) : coded_tail(c, at, count));
+        const u32 symbols = pick(s, plane);
+        u32 v = 0;
+        #pragma unroll
+        for (u32 j = 0; j < 4; ++j)
+            if (j < count) v |= code[symbol_of(symbols, j)] << (w * j);
+        bits[lane] = 0;
+        __syncwarp();
+        const u64 placed = (u64)v << (4 * w * lane & 31);
+        const u32 word = 4 * w * lane >> 5;
+        atomicOr(&bits[word], (u32)placed);
+        if (placed >> 32) atomicOr(&bits[word + 1], (u32)(placed >> 32));
+        __syncwarp();
+        const u32 to = 4 + 4 * w * g + lane;
+        if (lane < 4 * w && 4 * to < length) out[to] = bits[lane];
+        __syncwarp();
+    }
+    // The groups end at a multiple of 16 bytes, which is where the blob ends or beyond.
+    if (tid == 0) sh.length[plane] = length;
+    __syncthreads();
+}
+
+// Code plane `plane`, with the exact histogram if the sampled one fails. Returns the raw planes not yet written.
+__device__ __forceinline__ u32 settle(EncodeShared& sh, const Chunk& c, u32 plane, u32 raw, bool exact) {
+    for (;;) {
+        const u32 length = code_plane(sh, c, plane, raw);
+        raw = 0;
+        if (length) {
+            if (threadIdx.x == 0) sh.length[plane] = length;
+            return 0;
+        }
+        if (exact) {
+            if (threadIdx.x == 0) sh.v.codec[plane] = RAW;
+            __syncthreads();
+        } else {
+            choose(sh.v, sh.hist, c, 1u << plane, true);
+        }
+        exact = true;
+        if (sh.v.codec[plane] != RANS) return sh.v.codec[plane] == RAW ? 1u << plane : 0;
+    }
+}
+
+__device__ __forceinline__ void record(EncodeShared& sh, const Chunk& c, Blob& blob, u32 plane) {
+    const u32 codec = sh.v.codec[plane];
+    blob.checksum = 0;
+    blob.length = codec == CONST ? 0 : codec == RAW ? pad16(c.n) : sh.length[plane];
+    blob.codec = (u8)codec;
+    blob.param = codec == CONST ? (u8)sh.v.first[plane] : 0;
+    blob.zero = 0;
+}
+
+// Grid: one block a chunk. blobs: W records a chunk, plane by plane; checksums are seal.cu's.
+extern "C" __global__ void __launch_bounds__(THREADS, W <= 4 ? 4 : 2)
+s4_encode(const Chunk* chunks, Blob* blobs) {
+    __shared__ EncodeShared sh;
+    const Chunk c = chunks[blockIdx.x];
+    const bool exact = c.n < EXACT_BELOW;
+    choose(sh.v, sh.hist, c, (1u << W) - 1, exact);
+    u32 raw = planes_with(sh.v, RAW);
+    for (u32 p = 0; p < W; ++p) {
+        if (sh.v.codec[p] != RANS) continue;
+        raw = settle(sh, c, p, raw, exact);
+    }
+    if (raw) copy_planes(c, raw);
+    for (u32 p = 0; p < W; ++p)
+        if (sh.v.codec[p] == BITPACK) pack_plane(sh, c, p);
+    __syncthreads();
+    if (threadIdx.x < W) record(sh, c, blobs[(u64)blockIdx.x * W + threadIdx.x], threadIdx.x);
+}
