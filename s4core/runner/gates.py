@@ -70,6 +70,7 @@ def check_store(
     *,
     seconds: float = STORE_SECONDS,
     sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Write, read and delete a probe, until that works or the deadline.
 
@@ -78,12 +79,13 @@ def check_store(
         tell: Gets the reason of each failure.
         seconds: After which no other try begins.
         sleep: Waits between tries.
+        clock: Seconds, monotonic.
 
     Raises:
         UnreachableError: The store did not answer until the deadline.
         ConfigurationError: The URL is wrong, or the store refuses, also at the deadline.
     """
-    end = time.monotonic() + seconds
+    end = clock() + seconds
     try:
         store = open_store(url)
     except S4Error as error:
@@ -93,7 +95,7 @@ def check_store(
             return _probe(store)
         except S4Error as error:
             tell(f"store check: {error}")
-            if time.monotonic() + STORE_WAIT_SECONDS >= end:
+            if clock() + STORE_WAIT_SECONDS >= end:
                 kind = UnreachableError if isinstance(error, StoreUnavailableError) else None
                 raise (kind or ConfigurationError)(f"store check: {error}") from error
         sleep(STORE_WAIT_SECONDS)

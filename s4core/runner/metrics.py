@@ -20,7 +20,9 @@ import socket
 
 __all__ = ["MAX_REPORT_BYTES", "report_error", "report_save"]
 
-MAX_REPORT_BYTES = 4096
+MAX_REPORT_BYTES = 8192
+# Twelve bytes each at most, as JSON writes them.
+MAX_MESSAGE_CHARACTERS = 600
 
 
 def report_save(
@@ -46,18 +48,18 @@ def report_save(
     return _send(
         {
             "event": "save",
-            "step": step,
-            "raw_bytes": raw_bytes,
-            "stored_bytes": stored_bytes,
-            "pause_seconds": pause_seconds,
-            "upload_seconds": upload_seconds,
+            "step": int(step),
+            "raw_bytes": int(raw_bytes),
+            "stored_bytes": int(stored_bytes),
+            "pause_seconds": float(pause_seconds),
+            "upload_seconds": float(upload_seconds),
         }
     )
 
 
 def report_error(message: str) -> bool:
     """Report a save that failed, in one line; returns whether the runner got it."""
-    return _send({"event": "error", "message": message[:1000]})
+    return _send({"event": "error", "message": message[:MAX_MESSAGE_CHARACTERS]})
 
 
 def _send(report: dict[str, object]) -> bool:

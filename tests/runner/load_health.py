@@ -28,7 +28,8 @@ print(server.port, flush=True)
 sys.stdin.read()
 """
 
-# Unit of work: what one core does in some milliseconds. Prints how many it did in a second.
+# Unit of work: what one core does in some milliseconds. Prints, each second, when it ended
+# and how many it did.
 TRAINING = """
 import sys, time, zlib
 data = bytes(1 << 20)
@@ -37,7 +38,7 @@ while True:
     while time.monotonic() < end:
         zlib.crc32(data)
         count += 1
-    print(count, flush=True)
+    print(end, count, flush=True)
 """
 MAX_GROWTH_KIB = 2048
 PATHS = (b"/healthz", b"/metrics")
@@ -70,7 +71,7 @@ def _started(text: str) -> subprocess.Popen[str]:
 def _measured(
     pid: int, training: subprocess.Popen[str], port: int, chosen: argparse.Namespace
 ) -> int:
-    alone = _work(training, 3)
+    alone = _work(training, time.monotonic(), 3)
     stop = threading.Event()
     slow = threading.Thread(target=_hold_slow, args=(port, chosen.slow, stop))
     slow.start()
@@ -80,13 +81,14 @@ def _measured(
     done, slowest = _check_many(port, chosen.seconds, chosen.rate)
     seconds = time.monotonic() - begin
     cpu, grown = _cpu_seconds(pid) - cpu, _rss_kib(pid) - memory
-    loaded = _work(training, 3)
+    loaded = _work(training, begin + 1, max(int(chosen.seconds) - 1, 1))
     stop.set()
     slow.join()
     print(
         f"{done} checks in {seconds:.1f} s ({done / seconds:.0f}/s), slowest "
-        f"{slowest * 1e3:.0f} ms; {chosen.slow} slow clients; server CPU {cpu / seconds:.1%} of a core, memory "
-        f"{memory} KiB {grown:+d} KiB; training {alone:.0f} -> {loaded:.0f} units/s"
+        f"{slowest * 1e3:.0f} ms; {chosen.slow} slow clients; server CPU "
+        f"{cpu / seconds:.1%} of a core, memory {memory} KiB {grown:+d} KiB; "
+        f"training {alone:.0f} -> {loaded:.0f} units/s (the load itself takes a core too)"
     )
     reached = done >= 0.9 * chosen.rate * chosen.seconds
     return 0 if reached and grown <= MAX_GROWTH_KIB else 1
@@ -131,10 +133,15 @@ def _hold_slow(port: int, count: int, stop: threading.Event) -> None:
         client.close()
 
 
-def _work(training: subprocess.Popen[str], seconds: int) -> float:
+def _work(training: subprocess.Popen[str], begin: float, seconds: int) -> float:
+    """Mean units a second over the first whole `seconds` after `begin`."""
     assert training.stdout is not None
-    training.stdout.readline()  # what was counted before
-    return sum(int(training.stdout.readline()) for _ in range(seconds)) / seconds
+    counts: list[int] = []
+    while len(counts) < seconds:
+        end, count = training.stdout.readline().split()
+        if float(end) - 1.0 >= begin:
+            counts.append(int(count))
+    return sum(counts) / seconds
 
 
 def _rss_kib(pid: int) -> int:
