@@ -388,6 +388,8 @@ class Run:
         ]
 
     def close(self) -> None:
-        """Forget the reference; the run stays usable."""
+        """Forget the reference, and sweep what was kept only for it; the run stays usable."""
         with self._lock:
             self._reference = None
+            if self._removed:
+                self._sweep_removed()
