@@ -24,7 +24,7 @@ RICH = manifest(
     needs=(Need("zero", D), Need("older", D)),
     base=0,
     tensors=(
-        TensorEntry("w", "float32", (10, 10), (10, 1), 0, 0, "cpu"),
+        TensorEntry("w", "float32", (10, 10), (10, 1), 0, 0, "cpu", ("tied", "again")),
         TensorEntry("view", "float32", (5,), (1,), 0, 95, "cuda:0"),
         TensorEntry("lone", "float32", (10, 10), (400, 2), 3, 0, "cpu"),
         TensorEntry("step", "float32", (), (), 1, 0, "host"),

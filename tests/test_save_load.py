@@ -221,6 +221,12 @@ def test_keys_fetch_only_what_they_match(tmp_path: Path) -> None:
         s4weights.load(tmp_path / "x.s4", keys=["modle/*"])
 
 
+def test_every_name_of_a_tied_weight_is_found() -> None:
+    w = torch.randn(1000)
+    found = loaded(stored({"emb": w, "head": {"w": w}}), keys=["head/*"])
+    assert_same_state({"head/w": w}, found)
+
+
 def test_tied_weights_are_stored_once_and_stay_tied() -> None:
     w = torch.randn(1000, 100)
     state = {"emb": w, "head": w, "row": w[3]}

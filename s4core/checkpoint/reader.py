@@ -69,19 +69,23 @@ class Reader:
         Raises:
             KeyNotFoundError: a pattern that matches nothing.
         """
-        paths = [tensor.path for tensor in self.manifest.tensors]
-        chosen: dict[int, None] = {}
+        numbers = {
+            path: number
+            for number, tensor in enumerate(self.manifest.tensors)
+            for path in tensor.paths
+        }
+        chosen: dict[str, int] = {}
         for pattern in keys:
-            found = [i for i, path in enumerate(paths) if fnmatch.fnmatchcase(path, pattern)]
+            found = {path: n for path, n in numbers.items() if fnmatch.fnmatchcase(path, pattern)}
             if not found:
-                shown = ", ".join(paths[:5])
+                shown = ", ".join(list(numbers)[:5])
                 raise KeyNotFoundError(
-                    f"{self.where}: no tensor's path matches {pattern!r}; there are {len(paths)}, "
-                    f"such as {shown}"
+                    f"{self.where}: no tensor's path matches {pattern!r}; there are "
+                    f"{len(numbers)}, such as {shown}"
                 )
-            chosen.update(dict.fromkeys(found))
-        tensors = self._place(sorted(chosen), map_location)
-        return {paths[number]: tensor for number, tensor in tensors.items()}
+            chosen |= found
+        tensors = self._place(sorted(set(chosen.values())), map_location)
+        return {path: tensors[number] for path, number in chosen.items()}
 
     def array(self, number: int) -> Tensor:
         """Return the words of one array on the CPU: 1-D, of its dtype."""

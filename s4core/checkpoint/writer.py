@@ -117,6 +117,7 @@ def take_snapshot(
             array=place.array,
             offset=place.offset,
             device="host" if leaf.host else str(leaf.tensor.device),
+            also=tuple(leaf.also),
         )
         for leaf, place in zip(flat.leaves, grouped.places, strict=True)
     )

@@ -121,7 +121,7 @@ def _facts(m: Manifest) -> list[tuple[str, str]]:
         ("writer", f"{m.writer}, profile {m.profile}"),
         ("kind", f"delta of depth {m.depth} on {base}" if m.depth else "base"),
         ("needs", ", ".join(need.id for need in m.needs) or "nothing"),
-        ("tensors", f"{len(m.tensors)} in {len(m.arrays)} arrays"),
+        ("tensors", f"{sum(len(t.paths) for t in m.tensors)} in {len(m.arrays)} arrays"),
         ("raw", human_bytes(m.raw_bytes)),
         ("stored", f"{human_bytes(m.stored_bytes)} ({ratio(m.raw_bytes, m.stored_bytes)})"),
     ]
@@ -143,6 +143,8 @@ def _print_classes(m: Manifest) -> None:
 
 def _print_tensors(m: Manifest) -> None:
     rows = [
-        (tensor.path, tensor.dtype, str(list(tensor.shape)), tensor.device) for tensor in m.tensors
+        (path, tensor.dtype, str(list(tensor.shape)), tensor.device)
+        for tensor in m.tensors
+        for path in tensor.paths
     ]
     print_table(("path", "dtype", "shape", "device"), rows)

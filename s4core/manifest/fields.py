@@ -78,6 +78,13 @@ class Fields:
             raise self.fail(key, "a list")
         return value
 
+    def texts(self, key: str) -> tuple[str, ...]:
+        """The list of strings under `key`."""
+        value = self.items(key)
+        if not all(isinstance(item, str) for item in value):
+            raise self.fail(key, "a list of strings")
+        return tuple(value)
+
     def numbers(self, key: str) -> tuple[int, ...]:
         """The list of integers, none negative, under `key`."""
         value = self.items(key)

@@ -83,7 +83,10 @@ class ArrayEntry:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor of the state: a view of an array (`array` None: a meta tensor)."""
+    """One tensor of the state: a view of an array (`array` None: a meta tensor).
+
+    `also` holds the other paths at which the same object sits (tied weights).
+    """
 
     path: str
     dtype: str
@@ -92,6 +95,12 @@ class TensorEntry:
     array: int | None
     offset: int
     device: str
+    also: tuple[str, ...] = ()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Every path at which the tensor sits, the first one first."""
+        return (self.path, *self.also)
 
 
 @dataclass(frozen=True)

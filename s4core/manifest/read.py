@@ -148,4 +148,5 @@ def _tensor(value: Json, where: str) -> TensorEntry:
         array=r.optional("array", r.number),
         offset=r.number("offset"),
         device=r.text("device"),
+        also=r.optional("also", r.texts) or (),
     )

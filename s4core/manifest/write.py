@@ -72,7 +72,7 @@ def _array_to_json(a: ArrayEntry) -> Json:
 
 
 def _tensor_to_json(t: TensorEntry) -> Json:
-    return {
+    found = {
         "path": t.path,
         "dtype": t.dtype,
         "shape": list(t.shape),
@@ -81,3 +81,4 @@ def _tensor_to_json(t: TensorEntry) -> Json:
         "offset": t.offset,
         "device": t.device,
     }
+    return found | {"also": list(t.also)} if t.also else found

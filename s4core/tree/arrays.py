@@ -37,7 +37,7 @@ def write_array(writer: Writer, value: np.ndarray[Any, Any], path: str) -> Node:
     """The node of an array that is exactly an `ndarray`."""
     if _describe(value.dtype) is None:
         return write_foreign(writer, value, path, f"numpy array of {value.dtype}")
-    return writer.once(value, lambda: _write_array(writer, value, path))
+    return writer.once(value, path, lambda: _write_array(writer, value, path))
 
 
 def _write_array(writer: Writer, value: np.ndarray[Any, Any], path: str) -> Node:
@@ -101,9 +101,9 @@ def write_scalar(writer: Writer, value: np.generic, path: str) -> Node:
 
 
 def _scalar_bytes(value: np.generic) -> bytes:
-    # numpy's text scalars lose trailing NULs on their way through an array.
+    # str(value) and an array of it would lose trailing NULs; joining its characters does not.
     if isinstance(value, np.str_):
-        return str(value).encode("utf-32-le", "surrogatepass")
+        return "".join([*value]).encode("utf-32-le", "surrogatepass")
     return bytes(value) if isinstance(value, np.bytes_) else value.tobytes()
 
 

@@ -99,7 +99,7 @@ def _write_bytes(writer: Writer, value: bytes | bytearray, path: str) -> Node:
     kind = type(value).__name__
     if len(value) <= _MAX_INLINE_BYTES:
         return {"$": kind, "data": to_base64(value)}
-    return writer.once(value, lambda: {"$": kind, "t": _put_bytes(writer, value, path)})
+    return writer.once(value, path, lambda: {"$": kind, "t": _put_bytes(writer, value, path)})
 
 
 def _put_bytes(writer: Writer, value: bytes | bytearray, path: str) -> int:

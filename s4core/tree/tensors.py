@@ -50,13 +50,13 @@ def write_tensor(writer: Writer, value: Tensor, path: str) -> Node:
     """
     _refuse_without_bits(value, path)
     if value.layout is torch.jagged:
-        return writer.once(value, lambda: write_jagged(writer, value, path))
+        return writer.once(value, path, lambda: write_jagged(writer, value, path))
     if type(value) not in (Tensor, nn.Parameter):
         if not hasattr(value, "__tensor_flatten__"):
             return write_foreign(writer, value, path)
-        return writer.once(value, lambda: write_subclass(writer, value, path))
+        return writer.once(value, path, lambda: write_subclass(writer, value, path))
     write = _writer_for(value, path)
-    return writer.once(value, lambda: write(writer, value, path))
+    return writer.once(value, path, lambda: write(writer, value, path))
 
 
 def _writer_for(value: Tensor, path: str) -> Write:

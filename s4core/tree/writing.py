@@ -33,11 +33,26 @@ class TensorLeaf:
             view; shares the caller's memory.
         host: never moved by `map_location` (states of random number generators, arrays of
             numpy, step counters that optimizers keep on the CPU).
+        also: the other paths at which the same object sits (tied weights).
     """
 
     path: str
     tensor: Tensor
     host: bool = False
+    also: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Written:
+    """An object with identity that was written.
+
+    The object is kept so that its id is not given to another one meanwhile.
+    """
+
+    value: object
+    node: Node
+    path: str
+    leaves: range
 
 
 Write = Callable[["Writer", Any, str], Node]
@@ -61,8 +76,7 @@ class Writer:
     allow_classes: bool
     leaves: list[TensorLeaf] = field(default_factory=list)
     _open: set[int] = field(default_factory=set)
-    # The object is kept so that its id is not given to another one meanwhile.
-    _written: dict[int, tuple[object, Node]] = field(default_factory=dict)
+    _written: dict[int, _Written] = field(default_factory=dict)
 
     def node(self, value: Any, path: str) -> Node:
         """Return the node of a value.
@@ -86,11 +100,17 @@ class Writer:
         finally:
             self._open.discard(id(value))
 
-    def once(self, value: object, write: Callable[[], Node]) -> Node:
+    def once(self, value: object, path: str, write: Callable[[], Node]) -> Node:
         """Return the node of a value with identity: the same one each time it is met."""
-        if id(value) not in self._written:
-            self._written[id(value)] = (value, write())
-        return self._written[id(value)][1]
+        known = self._written.get(id(value))
+        if known is not None:
+            for leaf in (self.leaves[number] for number in known.leaves):
+                leaf.also.append(path + leaf.path.removeprefix(known.path))
+            return known.node
+        first = len(self.leaves)
+        node = write()
+        self._written[id(value)] = _Written(value, node, path, range(first, len(self.leaves)))
+        return node
 
     def leaf(self, tensor: Tensor, path: str, *, host: bool = False) -> int:
         """Put a plain tensor aside and return its number."""
