@@ -297,7 +297,8 @@ def main(directory: Path) -> None:
     with metering.server.running(), imds.server.running():
         while True:
             time.sleep(0.1)
-            (directory / "calls").write_text(str(len(metering.calls)))
+            (directory / "calls.new").write_text(str(len(metering.calls)))
+            (directory / "calls.new").replace(directory / "calls")
             notice = directory / "instance-action"
             if notice.exists():
                 path = "/latest/meta-data/spot/instance-action"
