@@ -54,10 +54,10 @@ def _read_frozenset(reader: Reader, fields: Fields) -> frozenset[Any]:
 
 def _check_new(fields: Fields, key: Any, found: set[Any] | dict[Any, Any]) -> None:
     try:
-        known = key in found
+        hash(key)
     except TypeError:
         raise fields.fail(f"a {type(key).__name__} cannot be a key") from None
-    if known:
+    if key in found:
         raise fields.fail(f"a {type(key).__name__} stands twice among the keys")
 
 
