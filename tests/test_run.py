@@ -29,10 +29,10 @@ from s4weights import (
 class Training:
     """A tiny training: weights move a little at each step, one part is frozen."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, rows: int = 256) -> None:
         self.random = torch.Generator().manual_seed(seed)
-        self.w = 0.02 * torch.randn(256, 300, generator=self.random)
-        self.frozen = torch.randn(50_000, generator=self.random)
+        self.w = 0.02 * torch.randn(rows, 300, generator=self.random)
+        self.frozen = torch.randn(200 * rows, generator=self.random)
         self.steps = 0
 
     def step(self) -> dict[str, Any]:
@@ -382,7 +382,7 @@ def test_a_crash_at_any_write_leaves_every_committed_checkpoint_and_no_half_one(
         name = f"crash-{fail_at}"
         FailingStore.fail_at, FailingStore.calls = fail_at, 0
         run = Run(FailingStore(name), Options(max_depth=2, keep_last=3))
-        training, saved = Training(), {}
+        training, saved = Training(rows=4), {}
         try:
             for step in range(1, 6):
                 state = training.step()
@@ -425,9 +425,7 @@ class Chains(RuleBasedStateMachine):
         self.name = f"machine-{Chains.count}"
         self.run = Run(MemoryStore(self.name), Options(max_depth=2))
         self.model: dict[int, Any] = {}
-        self.training = Training()
-        self.training.w = self.training.w[:8]
-        self.training.frozen = self.training.frozen[:500]
+        self.training = Training(rows=4)
         self.step = 0
 
     @rule(grow=st.booleans())

@@ -6,7 +6,7 @@ import fnmatch
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -18,13 +18,16 @@ from s4core.checkpoint.shards import Shard
 from s4core.errors import FormatError, KeyNotFoundError
 from s4core.format import BlobSpan
 from s4core.manifest import ArrayEntry, Manifest, TensorEntry
-from s4core.pipeline import Step, decompress
+from s4core.pipeline import Step, Task, decompress
 from s4core.repository import Repository
 
 __all__ = ["MapLocation", "Reader", "device_of", "open_checkpoint"]
 
 MapLocation = Any  # None, str, torch.device, dict of these, or callable, as torch.load takes them
 ShardOf = Callable[[Manifest, int], Shard]
+
+# Arrays are decoded in batches of about this many bytes of words.
+_BATCH_BYTES: Final = 256 << 20
 
 _log = logging.getLogger(__name__)
 
@@ -104,17 +107,32 @@ class Reader:
         links = {number: self.chain.links(number) for number in wanted}
         requests = [Request([self._span(link) for link in links[n]]) for n in wanted if links[n]]
         fetched = fetch(requests)
+        waiting: list[tuple[int, Task]] = []
         for number in wanted:
-            entry = self.manifest.arrays[number]
-            out = _empty(entry, device(number))
-            if links[number]:
-                steps = self._steps(links[number], next(fetched))
-                where = f"{self.where}: array {number}"
-                decompress(steps, dtypes.lookup(entry.dtype), out, entry.digest, where)
-            elif entry.data:
-                data = torch.frombuffer(bytearray(entry.data), dtype=torch.uint8)
-                out.view(torch.uint8).copy_(data)
-            yield number, out
+            task = self._task(number, device(number), links[number], fetched)
+            waiting.append((number, task))
+            if sum(task.bytes for _, task in waiting) >= _BATCH_BYTES:
+                yield from _decoded(waiting)
+                waiting = []
+        yield from _decoded(waiting)
+
+    def _task(
+        self,
+        number: int,
+        device: torch.device,
+        links: Sequence[Link],
+        fetched: Iterator[list[bytes]],
+    ) -> Task:
+        entry = self.manifest.arrays[number]
+        out = _empty(entry, device)
+        steps: Sequence[Step] = ()
+        if links:
+            steps = self._steps(links, next(fetched))
+        elif entry.data:
+            data = torch.frombuffer(bytearray(entry.data), dtype=torch.uint8)
+            out.view(torch.uint8).copy_(data)
+        where = f"{self.where}: array {number}"
+        return Task(where, steps, dtypes.lookup(entry.dtype), out, entry.digest)
 
     def stored_spans(self) -> Iterator[tuple[tuple[str, int], Request]]:
         """Yield every stored array this checkpoint stands on, once: its place and its blobs."""
@@ -170,6 +188,13 @@ def open_checkpoint(repository: Repository, manifest: Manifest, where: str) -> R
         return shards.setdefault(entry.key, shard)
 
     return Reader(manifest, Chain(manifest, repository.manifest_bytes), shard_of, where)
+
+
+def _decoded(waiting: Sequence[tuple[int, Task]]) -> Iterator[tuple[int, Tensor]]:
+    # Words that lie in the manifest are under its digest and have no steps.
+    decompress([task for _, task in waiting if task.steps])
+    for number, task in waiting:
+        yield number, task.out
 
 
 def _empty(entry: ArrayEntry, device: torch.device) -> Tensor:

@@ -9,11 +9,13 @@ memory is one array and its blobs.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 from s4core import dtypes, tree
@@ -29,8 +31,10 @@ from s4core.manifest import (
     ShardEntry,
     TensorEntry,
 )
-from s4core.pipeline import Encoded, Job, array_digest, byte_view, choose_delta, compress
+from s4core.pipeline import Encoded, Job, array_digests, byte_view, choose_delta, compress
 from s4core.version import __version__
+
+_log = logging.getLogger(__name__)
 
 # Arrays are encoded in batches of about this many bytes of words: enough to fill a
 # GPU at once, little enough that a batch's bases fit beside it.
@@ -174,8 +178,29 @@ class Writer:
 
     def __post_init__(self) -> None:
         known = {} if self.previous is None else array_keys(self.previous.manifest)
+        suspects: dict[int, int] = {}
         for number, array in enumerate(self.snapshot.arrays):
-            self._plan(number, array, known.get(array.key))
+            old = known.get(array.key)
+            if array.bytes <= INLINE_BYTES:
+                self._entries[number] = _inline(array)
+            elif old is None or not self._fits(array, old):
+                self._waiting.append(_Waiting(number, None))
+            else:
+                suspects[number] = old
+        for number, old in suspects.items():
+            self._waiting.append(_Waiting(number, old))
+        self._refer(suspects)
+
+    def _refer(self, suspects: dict[int, int]) -> None:
+        """Turn arrays that equal their predecessor into references."""
+        usable = {n: old for n, old in suspects.items() if self._may_refer(old)}
+        arrays = self.snapshot.arrays
+        found = array_digests([arrays[number].gather() for number in usable])
+        for (number, old), digest in zip(usable.items(), found, strict=True):
+            if digest.hex() == self._old(old).digest:
+                self._entries[number] = self._reference(arrays[number], old)
+        self._waiting = [w for w in self._waiting if w.number not in self._entries]
+        self._waiting.sort(key=lambda waiting: waiting.number)
 
     @property
     def has_shard(self) -> bool:
@@ -187,18 +212,6 @@ class Writer:
         """The digest of each array that is planned or written, in order."""
         return [self._entries[number].digest for number in sorted(self._entries)]
 
-    def _plan(self, number: int, array: Array, old: int | None) -> None:
-        if array.bytes <= INLINE_BYTES:
-            words = array.gather().cpu()
-            digest, data = array_digest(words).hex(), byte_view(words).tobytes()
-            self._entries[number] = ArrayEntry(array.dtype.name, array.words, digest, data=data)
-        elif old is None or not self._fits(array, old):
-            self._waiting.append(_Waiting(number, None))
-        elif self._equals(array, old):
-            self._entries[number] = self._reference(array, old)
-        else:
-            self._waiting.append(_Waiting(number, old))
-
     def _fits(self, array: Array, old: int) -> bool:
         entry = self._old(old)
         return entry.data is None and (entry.dtype, entry.words) == (array.dtype.name, array.words)
@@ -207,11 +220,9 @@ class Writer:
         assert self.previous is not None
         return self.previous.manifest.arrays[old]
 
-    def _equals(self, array: Array, old: int) -> bool:
+    def _may_refer(self, old: int) -> bool:
         assert self.previous is not None
-        entry = self._old(old)
-        usable = self.previous.deltas or entry.depth == 0
-        return usable and array_digest(array.gather()).hex() == entry.digest
+        return self.previous.deltas or self._old(old).depth == 0
 
     def _reference(self, array: Array, old: int) -> ArrayEntry:
         entry = self._old(old)
@@ -250,7 +261,12 @@ class Writer:
         stored = self.previous.words(waiting.old)
         if stored is None:
             return whole
-        base = stored.to(words.device)
+        try:
+            base = stored.to(words.device)
+        except torch.cuda.OutOfMemoryError as error:
+            # A save must never be what runs a training out of memory.
+            _log.warning("%s is encoded on the CPU: no room for its base: %s", array.key, error)
+            words, base = words.cpu(), stored
         delta = choose_delta(words, base, array.dtype, profile=self.profile)
         if delta is None:
             return whole
@@ -321,6 +337,13 @@ class Writer:
         layouts = {f"layout:{record.layout.name.lower()}" for record in self.stream.records}
         deltas = {f"delta:{array.delta}" for array in arrays if array.delta}
         return tuple(sorted(codecs | layouts | deltas))
+
+
+def _inline(array: Array) -> ArrayEntry:
+    words = array.gather().cpu()
+    (digest,) = array_digests([words])
+    data = byte_view(words).tobytes()
+    return ArrayEntry(array.dtype.name, array.words, digest.hex(), data=data)
 
 
 def _batches(waiting: Sequence[_Waiting], arrays: Sequence[Array]) -> Iterator[list[_Waiting]]:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from s4core import digests
+from s4core import digests, kernels
 from s4core.digests import Buffer
 from s4core.dtypes import DType
 from s4core.errors import ChecksumError, FormatError
 from s4core.format import ArrayRecord
+from s4core.kernels import DecodeItem
 from s4core.pipeline.host import decode_chunk
 from s4core.pipeline.threads import map_chunks
+from s4core.pipeline.where import gpu_takes
 from s4core.pipeline.words import byte_view
 
-__all__ = ["Step", "decompress"]
+__all__ = ["Step", "Task", "decompress"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -41,50 +46,141 @@ class Step:
     delta: str | None = None
 
 
-def decompress(steps: Sequence[Step], dtype: DType, out: Tensor, digest: str, where: str) -> None:
-    """Decode an array straight into `out`.
+@dataclass(frozen=True)
+class Task:
+    """One array to decode.
 
-    Args:
+    Attributes:
+        where: the array, for messages.
         steps: the whole array, then each delta on it.
         dtype: of the elements.
         out: 1-D, contiguous, of the array's size, on any device.
         digest: of the original words, 32 hex digits.
-        where: the array, for messages.
+    """
+
+    where: str
+    steps: Sequence[Step]
+    dtype: DType
+    out: Tensor
+    digest: str
+
+    @property
+    def bytes(self) -> int:
+        """Length of the array."""
+        return self.out.numel() * self.out.element_size()
+
+
+def decompress(tasks: Sequence[Task]) -> None:
+    """Decode arrays straight into their `out`: those on GPUs together.
 
     Raises:
         ChecksumError: a blob, or the outcome, is not what was written.
         FormatError: a blob breaks FORMAT.md.
         CodecUnavailableError: a codec that needs a GPU.
     """
-    target = out if out.device.type == "cpu" else torch.empty_like(out, device="cpu")
+    for task in tasks:
+        for step in task.steps:
+            _check_shape(step, task)
+    on_gpu = [_gpu_decodes(task) for task in tasks]
+    _decode_on_gpus([task for task, gpu in zip(tasks, on_gpu, strict=True) if gpu])
+    for task, gpu in zip(tasks, on_gpu, strict=True):
+        if not gpu:
+            _decode_on_host(task)
+
+
+def _gpu_decodes(task: Task) -> bool:
+    return gpu_takes(task.out, task.dtype) and all(
+        kernels.decodable(step.rows) for step in task.steps
+    )
+
+
+def _decode_on_gpus(tasks: Sequence[Task]) -> None:
+    if not tasks:
+        return
+    # Two buffers for each array, as on the host; all first steps go together, then
+    # all second ones.
+    pairs = [_Pair.of(task, torch.empty_like) for task in tasks]
+    for level in range(max(len(task.steps) for task in tasks)):
+        kernels.decode(
+            [
+                _decode_item(task, pair, level)
+                for task, pair in zip(tasks, pairs, strict=True)
+                if level < len(task.steps)
+            ]
+        )
+    found = kernels.digests([task.out for task in tasks])
+    for task, digest in zip(tasks, found, strict=True):
+        _check_digest(task, digest)
+
+
+def _decode_item(task: Task, pair: _Pair[Tensor], level: int) -> DecodeItem:
+    step = task.steps[level]
+    into, base = pair.at(level)
+    return DecodeItem(
+        name=step.where,
+        rows=step.rows,
+        payload=digests.flat(step.payload),
+        words=into,
+        dtype=task.dtype,
+        layout=step.record.layout,
+        chunk_words=step.record.chunk_words,
+        base=base if step.delta else None,
+        delta=step.delta,
+    )
+
+
+def _decode_on_host(task: Task) -> None:
+    target = task.out if task.out.device.type == "cpu" else torch.empty_like(task.out, device="cpu")
     words = byte_view(target)
-    for step in steps:
-        _check_shape(step, dtype, len(words), where)
-    # A delta is undone from one buffer into the other, so that no chunk of the
-    # base is overwritten before it was used; the last step must end in `words`.
-    spare = np.empty_like(words) if len(steps) > 1 else words
-    for number, step in enumerate(steps):
-        last = (len(steps) - 1 - number) % 2 == 0
-        into, base = (words, spare) if last else (spare, words)
-        work = _ChunkWork(step, dtype, into, base if step.delta else None)
+    spare = np.empty_like(words) if len(task.steps) > 1 else words
+    pair = _Pair(len(task.steps), words, spare)
+    for level, step in enumerate(task.steps):
+        into, base = pair.at(level)
+        work = _ChunkWork(step, task.dtype, into, base if step.delta else None)
         for _ in map_chunks(work, range(step.record.chunks)):
             pass
-    found = digests.digest(words).hex()
-    if found != digest:
+    _check_digest(task, digests.digest(words))
+    if target is not task.out:
+        task.out.copy_(target)
+
+
+@dataclass(frozen=True)
+class _Pair(Generic[T]):
+    """Two buffers that take turns, so that no chunk of a base is overwritten before its use.
+
+    The last of `steps` ends in `out`.
+    """
+
+    steps: int
+    out: T
+    spare: T
+
+    @classmethod
+    def of(cls, task: Task, make: Callable[[Tensor], Tensor]) -> _Pair[Tensor]:
+        """Buffers for a task: its own, and another one if it has more than one step."""
+        spare = make(task.out) if len(task.steps) > 1 else task.out
+        return _Pair(len(task.steps), task.out, spare)
+
+    def at(self, level: int) -> tuple[T, T]:
+        """Where step number `level` goes, and where the one before it went."""
+        last = (self.steps - 1 - level) % 2 == 0
+        return (self.out, self.spare) if last else (self.spare, self.out)
+
+
+def _check_digest(task: Task, found: bytes) -> None:
+    if found.hex() != task.digest:
         raise ChecksumError(
-            f"{where}: the decoded words have digest {found}: expected {digest}; restore the "
-            "checkpoint from another copy"
+            f"{task.where}: the decoded words have digest {found.hex()}: expected {task.digest}; "
+            "restore the checkpoint from another copy"
         )
-    if target is not out:
-        out.copy_(target)
 
 
-def _check_shape(step: Step, dtype: DType, size: int, where: str) -> None:
-    record = step.record
-    if (record.words * record.word_bytes, record.word_bytes) != (size, dtype.word_bytes):
+def _check_shape(step: Step, task: Task) -> None:
+    record, word_bytes = step.record, task.dtype.word_bytes
+    if (record.words * record.word_bytes, record.word_bytes) != (task.bytes, word_bytes):
         raise FormatError(
-            f"{step.where}: {record.words} words of {record.word_bytes} bytes: {where} has "
-            f"{size // dtype.word_bytes} of {dtype.word_bytes}"
+            f"{step.where}: {record.words} words of {record.word_bytes} bytes: {task.where} has "
+            f"{task.bytes // word_bytes} of {word_bytes}"
         )
 
 

@@ -6,22 +6,27 @@ Blobs hold no view of the caller's memory: what was returned is safe to mutate.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from s4core import digests, dtypes
+from s4core import digests, dtypes, kernels
 from s4core.codecs import EncodedPlane
 from s4core.digests import Buffer
 from s4core.dtypes import DType, Layout
-from s4core.errors import CodecError
+from s4core.errors import CodecError, CodecUnavailableError
 from s4core.format import BLOB_DTYPE, ArrayRecord
+from s4core.kernels import DeviceItem
 from s4core.pipeline.host import decode_chunk, encode_chunk
 from s4core.pipeline.threads import map_chunks
+from s4core.pipeline.where import gpu_takes
 from s4core.pipeline.words import byte_view, words_of
+
+_log = logging.getLogger(__name__)
 
 __all__ = ["Encoded", "Job", "compress", "record_for"]
 
@@ -52,7 +57,7 @@ class Encoded:
     Attributes:
         record: its record in the index.
         rows: BLOB_DTYPE, shape (record.blobs,): its rows in the index.
-        payload: the blobs in order, whole (padding included); some may be empty.
+        payload: the bytes of the blobs in order, padding included, in any number of pieces.
         digest: 16 bytes, of the original words.
     """
 
@@ -70,7 +75,8 @@ class Encoded:
 def record_for(job: Job, profile: str) -> ArrayRecord:
     """Return how the array of `job` is cut (FORMAT.md, sections 2 and 4.4)."""
     words = words_of(job.words, job.dtype)
-    layout = dtypes.layout_of(job.dtype, words, profile=profile)
+    on_gpu = gpu_takes(job.words, job.dtype)
+    layout = dtypes.layout_of(job.dtype, words, profile=profile if on_gpu else "open")
     if job.delta == "zigzag" and layout is not Layout.WORDS:
         layout = Layout.BYTES
     word_bytes = job.dtype.word_bytes
@@ -84,9 +90,9 @@ def record_for(job: Job, profile: str) -> ArrayRecord:
 
 
 def compress(
-    jobs: Iterable[Job], *, profile: str = "open", verify: bool = True
+    jobs: Sequence[Job], *, profile: str = "open", verify: bool = True
 ) -> Iterator[Encoded]:
-    """Encode arrays, one after the other, in order.
+    """Encode arrays where they are: those on GPUs together, the others one after the other.
 
     Args:
         jobs: the arrays.
@@ -94,13 +100,48 @@ def compress(
         verify: decode every chunk again and compare it with the words it came from.
 
     Yields:
-        One result for each job.
+        One result for each job, in order.
 
     Raises:
-        CodecError: a chunk did not decode to its words; nothing of it was returned.
+        CodecError: a chunk did not decode to the words it came from; nothing of it was returned.
     """
-    for job in jobs:
-        yield _compress_on_host(job, record_for(job, profile), verify)
+    records = [record_for(job, profile) for job in jobs]
+    done = _compress_on_gpus(jobs, records, verify)
+    for number, (job, record) in enumerate(zip(jobs, records, strict=True)):
+        yield done.pop(number) if number in done else _compress_on_host(job, record, verify)
+
+
+def _compress_on_gpus(
+    jobs: Sequence[Job], records: Sequence[ArrayRecord], verify: bool
+) -> dict[int, Encoded]:
+    """Encode the jobs that the GPU codec takes; an empty result sends them to the host."""
+    taken = [number for number, job in enumerate(jobs) if gpu_takes(job.words, job.dtype)]
+    items = [_device_item(jobs[number], records[number]) for number in taken]
+    if not items:
+        return {}
+    try:
+        encoded = kernels.encode(items, verify=verify)
+    except CodecUnavailableError as error:
+        # A save must never be what runs a training out of memory.
+        _log.warning("encoding on the CPU: %s", error)
+        return {}
+    return {
+        number: Encoded(records[number], item.rows, [item.payload], item.digest)
+        for number, item in zip(taken, encoded, strict=True)
+    }
+
+
+def _device_item(job: Job, record: ArrayRecord) -> DeviceItem:
+    return DeviceItem(
+        name=job.name,
+        words=job.words,
+        dtype=job.dtype,
+        layout=record.layout,
+        chunk_words=record.chunk_words,
+        sub_block=dtypes.chunking(record.words).sub_block,
+        base=job.base,
+        delta=job.delta,
+    )
 
 
 def _compress_on_host(job: Job, record: ArrayRecord, verify: bool) -> Encoded:
