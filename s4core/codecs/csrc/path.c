@@ -10,11 +10,11 @@ static int has_avx512(void)
 {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2");
+           __builtin_cpu_supports("avx512vbmi");
 }
 
 static const s4_path all[] = {
-    {"avx512", s4_encode_avx512, s4_decode_avx512, &s4_words_avx512},
+    {"avx512", s4_encode_avx512, s4_decode_avx2, &s4_words_avx512},
     {"avx2", s4_encode_avx2, s4_decode_avx2, &s4_words_avx2},
     {"portable", s4_encode_portable, s4_decode_portable, &s4_words_portable},
 };

@@ -72,7 +72,7 @@ typedef size_t s4_encode_kernel(const s4_encoder *encoder, s4_encode_lanes *lane
 typedef void s4_decode_kernel(const uint32_t *table, int k, s4_decode_lanes *lanes);
 
 s4_encode_kernel s4_encode_portable, s4_encode_avx2, s4_encode_avx512;
-s4_decode_kernel s4_decode_portable, s4_decode_avx2, s4_decode_avx512;
+s4_decode_kernel s4_decode_portable, s4_decode_avx2;
 
 /* Fills the shuffle tables of the AVX2 kernels. */
 void s4_avx2_init(void);

@@ -1,4 +1,5 @@
-/* The kernels of rans.h for AVX-512 with VBMI and VBMI2: sixteen lanes a register. */
+/* The encoder of rans.h for AVX-512 with VBMI: sixteen lanes a register, and tables of 256 entries in
+ * registers. The decoder's table is too large for that; with its loads, AVX-512 was slower than AVX2. */
 #include <immintrin.h>
 
 #include "bytes.h"
@@ -40,7 +41,7 @@ static inline __m512i pick(int step)
                                                _mm512_set1_epi32(0x404)));
 }
 
-/* x / f for x < f << 19: truncating single precision is at most 1 too low. */
+/* x / f for x < f << 19: single precision is at most 1 too low after 0.3 is taken off. */
 static inline __m512i next_state(__m512i x, __m512i f, __m512i cumulative)
 {
     __m512 divisor = _mm512_cvtepi32_ps(f);
@@ -96,53 +97,4 @@ size_t s4_encode_avx512(const s4_encoder *encoder, s4_encode_lanes *lanes, size_
         _mm512_storeu_si512(lanes->state + 16 * v, x[v]);
     lanes->words = words;
     return groups;
-}
-
-/* A gather that does not wait for the old value of its register (see rans_avx2.c). */
-static inline __m512i gather(const uint32_t *table, __m512i index)
-{
-    __mmask16 all = 0xffff;
-    __asm__("" : "+Yk"(all));
-    return _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), all, index, table, 4);
-}
-
-/* One step of 32 lanes, highest first; the symbols enter quads from below. */
-static inline const uint8_t *decode_step(const uint32_t *table, __m512i slots, int k, __m512i *x,
-                                         __m512i *quads, const uint8_t *next)
-{
-    for (int v = VECTORS - 1; v >= 0; v--) {
-        __m512i entry = gather(table, _mm512_and_si512(x[v], slots));
-        __m512i f = _mm512_and_si512(entry, _mm512_set1_epi32(0xfff));
-        __m512i bias = _mm512_and_si512(_mm512_srli_epi32(entry, 12), _mm512_set1_epi32(0xfff));
-        __m512i state = _mm512_add_epi32(_mm512_mullo_epi32(f, _mm512_srli_epi32(x[v], (unsigned)k)), bias);
-        __mmask16 low = _mm512_cmplt_epi32_mask(state, _mm512_set1_epi32(S4_STATE_LOW));
-        unsigned count = (unsigned)__builtin_popcount(low);
-        next -= 2 * count;
-        __m256i words = _mm256_maskz_loadu_epi16((__mmask16)_bzhi_u32(0xffff, count), next);
-        __m512i spread = _mm512_maskz_expand_epi32(low, _mm512_cvtepu16_epi32(words));
-        x[v] = _mm512_mask_or_epi32(state, low, _mm512_slli_epi32(state, 16), spread);
-        quads[v] = _mm512_shldi_epi32(quads[v], entry, 8);
-    }
-    return next;
-}
-
-void s4_decode_avx512(const uint32_t *table, int k, s4_decode_lanes *lanes)
-{
-    __m512i x[VECTORS], quads[VECTORS];
-    const __m512i slots = _mm512_set1_epi32((1 << k) - 1);
-    const uint8_t *next = lanes->next;
-    for (int v = 0; v < VECTORS; v++)
-        x[v] = _mm512_loadu_si512(lanes->state + 16 * v);
-    while (lanes->groups && next - lanes->words >= S4_GROUP_WORDS_BYTES) {
-        uint8_t *symbols = lanes->symbols + --lanes->groups * S4_GROUP;
-        for (int v = 0; v < VECTORS; v++)
-            quads[v] = _mm512_setzero_si512();
-        for (int step = 0; step < 4; step++)
-            next = decode_step(table, slots, k, x, quads, next);
-        for (int v = 0; v < VECTORS; v++)
-            _mm512_storeu_si512(symbols + 64 * v, quads[v]);
-    }
-    for (int v = 0; v < VECTORS; v++)
-        _mm512_storeu_si512(lanes->state + 16 * v, x[v]);
-    lanes->next = next;
 }
