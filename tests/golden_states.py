@@ -84,7 +84,7 @@ def every_node() -> dict[str, Any]:
         "complex": 1.5 - 2j,
         "tuple": (1, (2,), []),
         "sets": [{1, 2}, frozenset({"a"})],
-        "keys": {1: "int", None: "none", 2.5: "float", (1, "a"): "tuple", True: "bool"},
+        "keys": {1: "int", None: "none", 2.5: "float", (1, "a"): "tuple", False: "bool"},
         "ordered": OrderedDict([("b", 1), ("a", 2)]),
         "default": defaultdict(list, {"x": [1]}),
         "numpy": [np.float32(1.5), np.int64(-3), np.arange(6).reshape(2, 3), np.array(7)],
