@@ -57,7 +57,8 @@ class Store(ABC):
     Promises, each kept by every store:
 
     1. **All or nothing.** A put is visible whole or not at all. If it fails, is
-       interrupted, or its source raises, nothing is visible and nothing is left behind.
+       interrupted, or its source raises, nothing is visible and nothing is left behind
+       (only if its very last request was under way then, the whole may be visible).
     2. **Create-only by default.** Putting an existing key raises `KeyExistsError` and
        changes nothing. Of any number of writers racing for one key exactly one wins, and
        a write whose acknowledgement was lost is known as one's own, never as a conflict.

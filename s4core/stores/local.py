@@ -40,13 +40,16 @@ class LocalStore(Store):
 
     @property
     def url(self) -> str:
+        """The absolute path of the directory."""
         return self._root
 
     def child(self, prefix: str) -> LocalStore:
+        """A view of the keys below `prefix`."""
         check_key(prefix)
         return LocalStore(self._path(prefix))
 
     def sweep_unfinished(self, older_than_seconds: float) -> int:
+        """Delete temporary files that no living writer is left to finish."""
         before = time.time() - older_than_seconds
         swept = 0
         for entry in walk(self._root):
@@ -101,7 +104,7 @@ class LocalStore(Store):
     def _opened(self, key: str) -> Iterator[BinaryIO]:
         with translated(self.url_of(key)):
             try:
-                file = open(self._path(key), "rb")
+                file = open(self._path(key), "rb")  # noqa: SIM115 (closed below)
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
                 raise key_not_found(self.url_of(key)) from error
             with file:

@@ -88,19 +88,14 @@ class TemporaryFile:
         self._temporary = os.path.join(self._directory, name)
 
     def __enter__(self) -> TemporaryFile:
-        try:
-            with translated(self._url):
-                self._file = self._create()
-        except BaseException:
-            self._forget()
-            raise
+        with translated(self._url):
+            self._file = self._create()
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
-            self._file.close()
-        finally:
-            self._forget()
+        self._file.close()  # a raw file: nothing is written here that could fail
+        with translated(self._url), suppress(FileNotFoundError, NotADirectoryError):
+            os.unlink(self._temporary)
 
     def write(self, view: memoryview) -> None:
         """Append the bytes of `view`, all of them."""
@@ -156,10 +151,6 @@ class TemporaryFile:
                 # Raw: no second buffer, and nothing left to fail when it is closed.
                 return FileIO(self._temporary, "x")
         raise StoreError(f"{self._directory}: vanishes whenever it is made; what deletes it?")
-
-    def _forget(self) -> None:
-        with suppress(FileNotFoundError, NotADirectoryError):
-            os.unlink(self._temporary)
 
 
 def make_directory(directory: str) -> None:

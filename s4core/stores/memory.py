@@ -51,13 +51,16 @@ class MemoryStore(Store):
 
     @property
     def url(self) -> str:
+        """``memory://name/prefix``."""
         return join_key(f"memory://{self._name}", self._prefix).rstrip("/")
 
     def child(self, prefix: str) -> MemoryStore:
+        """A view of the keys below `prefix`."""
         check_key(prefix)
         return MemoryStore(self._name, join_key(self._prefix, prefix))
 
     def sweep_unfinished(self, older_than_seconds: float) -> int:  # noqa: ARG002 (none exist)
+        """Nothing: a put happens in one step here."""
         return 0
 
     def _put(

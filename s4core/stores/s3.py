@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import Any, TypeVar
 
 from s4core.errors import KeyNotFoundError, StoreError, TruncatedError
 from s4core.stores.base import Entry, Store, check_key, join_key, truncated
@@ -16,6 +16,8 @@ from s4core.stores.s3_options import S3Options
 from s4core.stores.s3_upload import Upload
 
 __all__ = ["S3Store"]
+
+Result = TypeVar("Result")
 
 # S3 takes so many keys in one DeleteObjects.
 MAX_DELETED_AT_ONCE = 1000
@@ -46,6 +48,7 @@ class S3Store(Store):
 
     @property
     def url(self) -> str:
+        """``s3://bucket/prefix``."""
         return join_key(f"s3://{self._connection.bucket}", self._prefix).rstrip("/")
 
     @property
@@ -54,12 +57,14 @@ class S3Store(Store):
         return self._connection.options
 
     def child(self, prefix: str) -> S3Store:
+        """A view of the keys below `prefix`, over the same connections."""
         check_key(prefix)
         below = S3Store(self._connection.bucket, join_key(self._prefix, prefix), self.options)
         below._connection = self._connection
         return below
 
     def sweep_unfinished(self, older_than_seconds: float) -> int:
+        """Abort multipart uploads that no living writer is left to complete."""
         before = datetime.now(timezone.utc) - timedelta(seconds=older_than_seconds)
         uploads = [item for item in self._unfinished() if item["Initiated"] <= before]
         for item in uploads:
@@ -152,7 +157,7 @@ class S3Store(Store):
         self, operation: str, markers: dict[str, str], prefix: str
     ) -> Iterator[dict[str, Any]]:
         """Answers until the last; `markers` says which answer becomes which parameter."""
-        position: dict[str, object] = {}
+        position: dict[str, Any] = {}
         while True:
             page: dict[str, Any] = self._connection.call(
                 self.url, operation, read=dict, Prefix=prefix, **position
@@ -173,7 +178,13 @@ class S3Store(Store):
                 Delete={"Objects": batch, "Quiet": True},
             )
 
-    def _call(self, key: str, operation: str, read: Any, **parameters: object) -> Any:
+    def _call(
+        self,
+        key: str,
+        operation: str,
+        read: Callable[[dict[str, Any]], Result],
+        **parameters: Any,
+    ) -> Result:
         return self._connection.call(
             self.url_of(key), operation, read=read, Key=self._name(key), **parameters
         )

@@ -9,10 +9,6 @@ from s4core.stores.s3_options import MAX_PARTS
 
 __all__ = ["Body", "cut_parts", "first_part_bytes"]
 
-# The HTTP stack asks for 16 KiB at a time, which costs a system call and a TLS record
-# each. It sends whatever it gets, so it gets more: larger pieces brought nothing.
-MIN_READ_BYTES = 1 << 20
-
 # Without a hint of the total size, parts grow by their first size after so many of them:
 # 10,000 parts of 32 MiB and more hold 1.7 TiB, and the first 31 GiB stay in equal parts,
 # as some S3-compatible servers want them.
@@ -53,17 +49,16 @@ class Body:
         return self._position
 
     def read(self, size: int = -1) -> bytes | memoryview:
-        """At most ``max(size, 1 MiB)`` bytes; all that is left if `size` is negative.
+        """The next `size` bytes, fewer at the end; all that are left if `size` is negative.
 
-        More than was asked for is deliberate, see `MIN_READ_BYTES`. One buffer's bytes are
-        given as a view of it.
+        What lies in one buffer is given as a view of it, unless everything was asked for.
         """
-        wanted = self._size if size < 0 else max(size, MIN_READ_BYTES)
+        wanted = self._size if size < 0 else size
         pieces: list[memoryview] = []
         while wanted > 0 and self._index < len(self._views):
             pieces.append(self._take(wanted))
             wanted -= len(pieces[-1])
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return pieces[0] if len(pieces) == 1 and size >= 0 else b"".join(pieces)
 
     def _take(self, limit: int) -> memoryview:
         view = self._views[self._index]

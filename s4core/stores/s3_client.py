@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from s4core.errors import AccessDeniedError, StoreError
+from s4core.stores.s3_body import Body
 from s4core.stores.s3_deadline import FaultError, insist
 from s4core.stores.s3_faults import (
     DAMAGED_ANSWER,
@@ -76,9 +77,10 @@ class Connection:
         operation: str,
         *,
         read: Callable[[Any], Result],
+        body: Sequence[memoryview] = (),
         pause: Callable[[float], object] = time.sleep,
         deadline_seconds: float | None = None,
-        **parameters: object,
+        **parameters: Any,
     ) -> Result:
         """`read` of the answer to one operation of the client, tried until the deadline.
 
@@ -87,6 +89,7 @@ class Connection:
             operation: A method of boto3's client.
             read: Takes from the answer what is needed, the body too: it is tried again
                 with the rest if the connection breaks meanwhile.
+            body: What to send, from its start at each attempt.
             pause: As in `insist`.
             deadline_seconds: Other than the options say.
             **parameters: Of the operation, but for the bucket.
@@ -95,10 +98,12 @@ class Connection:
             S4Error: As `Fault.error` puts it.
         """
         request = getattr(self.client(), operation)
-        common = self._common(operation)
+        parameters.update(self._common(operation))
 
         def attempt() -> Result:
-            return _faulty(operation, lambda: read(request(**common, **parameters)))
+            if body:
+                parameters["Body"] = Body(body)
+            return _faulty(operation, lambda: read(request(**parameters)))
 
         limit = self.options.deadline_seconds if deadline_seconds is None else deadline_seconds
         result = insist(attempt, url, limit, pause)

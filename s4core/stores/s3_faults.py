@@ -107,6 +107,7 @@ class Fault:
 
     @property
     def outlook(self) -> Outlook:
+        """Whether asking again can help."""
         if self.code in _DAMAGED_CODES:
             return Outlook.DAMAGED
         if self.code in _TRANSIENT_CODES or self.status in _TRANSIENT_STATUS:

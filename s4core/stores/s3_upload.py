@@ -24,7 +24,7 @@ from s4core.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from s4core.stores.s3_body import Body, cut_parts, first_part_bytes
+from s4core.stores.s3_body import cut_parts, first_part_bytes
 from s4core.stores.s3_checksum import Checksum, best_checksum
 from s4core.stores.s3_client import Connection
 from s4core.stores.s3_options import MAX_PARTS, S3Options
@@ -99,7 +99,7 @@ class Upload:
         try:
             self._call(
                 "put_object",
-                Body=Body(part) if part else b"",
+                body=part,
                 **checksum,
                 **self._condition,
                 **self._object_parameters(),
@@ -152,16 +152,16 @@ class Upload:
         return self._connection.pool().submit(self._send_part, upload_id, number, part)
 
     def _send_part(self, upload_id: str, number: int, part: Part) -> _Sent:
-        body, checksum = Body(part), self._checksum_of(part)
+        checksum = self._checksum_of(part)
         etag: str = self._call(
             "upload_part",
             read=lambda answer: answer["ETag"],
             UploadId=upload_id,
             PartNumber=number,
-            Body=body,
+            body=part,
             **checksum,
         )
-        return _Sent(number, etag, checksum, len(body))
+        return _Sent(number, etag, checksum, sum(map(len, part)))
 
     def _complete(self, upload_id: str, sent: list[_Sent], whole: int) -> None:
         try:
@@ -214,7 +214,7 @@ class Upload:
             pass  # it is gone already
         except S4Error as error:  # the first error matters more, and is on its way
             _log.warning(
-                "%s: an unfinished upload stays until it is swept, or ended by a lifecycle rule: %s",
+                "%s: an unfinished upload stays until a sweep or a lifecycle rule ends it: %s",
                 self._url,
                 error,
             )
