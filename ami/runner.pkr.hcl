@@ -74,7 +74,22 @@ build {
   sources = ["source.amazon-ebs.runner"]
 
   provisioner "shell" {
-    inline = ["mkdir -p ${local.build}/dist ${local.build}/deploy"]
+    script            = "${path.root}/scripts/10-driver.sh"
+    execute_command   = "sudo -n env {{ .Vars }} bash '{{ .Path }}'"
+    environment_vars  = ["DRIVER_BRANCH=${var.driver_branch}"]
+    expect_disconnect = false
+  }
+
+  # The gate must see the kernel and the driver that customers will boot.
+  provisioner "shell" {
+    inline            = ["sudo -n systemctl reboot"]
+    expect_disconnect = true
+  }
+
+  # After the reboot, which empties /tmp.
+  provisioner "shell" {
+    pause_before = "30s"
+    inline       = ["mkdir -p ${local.build}/dist ${local.build}/deploy"]
   }
 
   provisioner "file" {
@@ -108,20 +123,6 @@ build {
   }
 
   provisioner "shell" {
-    script            = "${path.root}/scripts/10-driver.sh"
-    execute_command   = "sudo -n env {{ .Vars }} bash '{{ .Path }}'"
-    environment_vars  = ["DRIVER_BRANCH=${var.driver_branch}"]
-    expect_disconnect = false
-  }
-
-  # The gate must see the kernel and the driver that customers will boot.
-  provisioner "shell" {
-    inline            = ["sudo -n systemctl reboot"]
-    expect_disconnect = true
-  }
-
-  provisioner "shell" {
-    pause_before     = "30s"
     scripts          = ["${path.root}/scripts/20-python.sh", "${path.root}/scripts/30-runner.sh"]
     execute_command  = "sudo -n env {{ .Vars }} bash '{{ .Path }}'"
     environment_vars = ["BUILD=${local.build}", "WHEEL_SHA256=${var.wheel_sha256}"]
