@@ -56,7 +56,7 @@ native: ## build the C codecs in place, into s4core/codecs/, for work on a check
 
 .PHONY: test-deploy
 test-deploy: $(VENV)/.dev ## boot the unit under a real systemd (root, Debian); minutes, the first time
-	command -v debootstrap systemd-nspawn >/dev/null || \
+	command -v debootstrap >/dev/null && command -v systemd-nspawn >/dev/null || \
 	    apt-get install -y --no-install-recommends debootstrap systemd-container
 	$(BIN)/pytest -m deploy tests/deploy
 

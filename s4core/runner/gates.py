@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from s4core.errors import S4Error, StoreUnavailableError
+from s4core.errors import AccessDeniedError, S4Error, StoreUnavailableError
 from s4core.runner.exits import ConfigurationError, SelfTestError, UnreachableError
 from s4core.runner.objects import parse_object
 from s4core.stores import Store, open_store
@@ -24,6 +24,9 @@ SELF_TEST_SECONDS = 300.0
 STORE_SECONDS = 300.0
 STORE_WAIT_SECONDS = 10.0
 PROBE_BYTES = 1024
+# A writer that was killed can have left parts of an upload, which cost money and show
+# nowhere. Younger ones may belong to a writer that lives.
+UNFINISHED_SECONDS = 24 * 3600.0
 
 
 def default_self_test() -> tuple[str, ...]:
@@ -72,7 +75,7 @@ def check_store(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Write, read and delete a probe, until that works or the deadline.
+    """Write, read and delete a probe, until that works or the deadline; sweep what is unfinished.
 
     Args:
         url: Of the store.
@@ -92,7 +95,8 @@ def check_store(
         raise ConfigurationError(f"S4_STORE: {error}") from error
     while True:
         try:
-            return _probe(store)
+            _probe(store)
+            return _sweep(store)
         except S4Error as error:
             tell(f"store check: {error}")
             if clock() + STORE_WAIT_SECONDS >= end:
@@ -111,3 +115,13 @@ def _probe(store: Store) -> None:
         store.delete([key])
     if found != written:
         raise ConfigurationError(f"{store.url_of(key)}: what was read is not what was written")
+
+
+def _sweep(store: Store) -> None:
+    """End what killed writers left unfinished; not being allowed to is no reason to stop."""
+    try:
+        ended = store.sweep_unfinished(UNFINISHED_SECONDS)
+    except AccessDeniedError as error:
+        logger.warning("unfinished uploads stay until the bucket's lifecycle ends them: %s", error)
+    else:
+        logger.info("unfinished uploads ended: %d", ended)

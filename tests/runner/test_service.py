@@ -139,6 +139,34 @@ def test_the_store_check_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(open_store(str(tmp_path / "store")).list()) == []
 
 
+@pytest.mark.s3
+def test_the_store_check_passes_on_a_real_s3_server(s3_url: str) -> None:
+    check_store(s3_url, pytest.fail)
+    assert list(open_store(s3_url).list()) == []
+
+
+@pytest.mark.s3
+def test_a_real_s3_server_that_refuses_is_bad_configuration(
+    s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(ConfigurationError, match="store check: s3://"):
+        check_store(s3_url, lambda text: None, seconds=0.0)
+
+
+def test_the_store_check_sweeps_what_a_killed_writer_left(tmp_path: Path) -> None:
+    swept: list[float] = []
+
+    class Sweeps(MemoryStore):
+        def sweep_unfinished(self, older_than_seconds: float) -> int:
+            swept.append(older_than_seconds)
+            raise AccessDeniedError("s3://b: denied")
+
+    with pytest.MonkeyPatch.context() as patch:
+        check(patch, Sweeps("check-4"), [])  # a sweep that is denied stops nothing
+    assert swept == [24 * 3600]
+
+
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
