@@ -146,6 +146,13 @@ def test_meta_tensors_have_no_array() -> None:
     assert trip(torch.empty(3, 4, device="meta").t(), torch.ones(1)) == [4]
 
 
+def test_views_that_overlap_themselves_are_never_compact() -> None:
+    windows = torch.arange(200.0).as_strided((3, 2, 2), (1, 2, 100))  # element 2 twice
+    assert trip(windows) == [4 * 105]
+    with pytest.raises(FormatError, match="reaches beyond its array of 48 bytes"):
+        place(torch.arange(12.0), "float32", (3, 2, 2), (1, 2, 100), 0)
+
+
 def test_an_empty_tensor_keeps_its_strides() -> None:
     assert trip(torch.empty_strided((0, 3, 2), (7, 1, 5))) == [0]
 

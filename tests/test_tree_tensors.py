@@ -95,6 +95,16 @@ def test_tied_weights_are_one_object_and_views_share_memory() -> None:
     assert loaded["embed"][0, 0] == loaded["data"][3, 2] == 7
 
 
+def test_every_path_of_a_tied_object_is_known() -> None:
+    weight, wrapper = torch.ones(2), scaled()
+    leaves = flatten({"a": weight, "b": [weight, wrapper], "c": {"d": wrapper}, "e": weight}).leaves
+    assert [(leaf.path, leaf.also) for leaf in leaves] == [
+        ("a", ["b/0", "e"]),
+        ("b/1/payload", ["c/d/payload"]),
+        ("b/1/scale", ["c/d/scale"]),
+    ]
+
+
 def test_conjugate_and_negative_views_keep_bits_and_flags() -> None:
     base = torch.randn(4, dtype=torch.complex64)
     state = {
