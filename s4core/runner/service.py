@@ -117,7 +117,9 @@ class Runner:
             "S4_STORE": self._settings.store,
             "S4_METRICS": str(intake.path),
         }
-        supervisor = Supervisor(self._settings, self._counters, signals, environment, self._tick)
+        supervisor = Supervisor(
+            self._settings, self._counters, signals, environment, self._tick, self._stopping
+        )
         watch = InterruptionWatch(self._imds, supervisor.notify)
         stack.callback(watch.close)
         if grant.renew_seconds is not None:
@@ -128,8 +130,8 @@ class Runner:
         self._tick()
         self._notifier.ready("ready")
         code = supervisor.run(command)
-        self._not_ready("stopping")
-        self._notifier.stopping(f"stopping; the training ended with {code}" if command else "")
+        logger.info("ends with %d", code)
+        self._stopping()
         return code
 
     def _tick(self) -> None:
@@ -143,6 +145,10 @@ class Runner:
         self._counters.put("ready", 0)
         self._notifier.status(self._reason)
         logger.info("not ready: %s", self._reason)
+
+    def _stopping(self) -> None:
+        self._not_ready("stopping")
+        self._notifier.stopping("stopping")
 
     def _start_renewal(self, seconds: float) -> threading.Event:
         stopped = threading.Event()

@@ -73,6 +73,7 @@ class Supervisor:
         signals: Entered; shared with whoever wakes the loop.
         environment: Of the training.
         tick: Called at least every second.
+        ending: Called when the training is asked to end.
     """
 
     def __init__(
@@ -82,12 +83,14 @@ class Supervisor:
         signals: SignalQueue,
         environment: Mapping[str, str],
         tick: Callable[[], None],
+        ending: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._counters = counters
         self._signals = signals
         self._environment = environment
         self._tick = tick
+        self._on_ending = ending
         self._restarts = Restarts(settings.restart)
         self._notices: queue.SimpleQueue[SpotNotice | RebalanceNotice] = queue.SimpleQueue()
         self._child: subprocess.Popen[bytes] | None = None
@@ -183,6 +186,7 @@ class Supervisor:
     def _end_child(self, number: signal.Signals, seconds: float) -> None:
         """Pass on a request to end, and give `seconds` to follow it."""
         self._ending = True
+        self._on_ending()
         kill_at = time.monotonic() + max(seconds, 0.0)
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
         self._send(number)

@@ -84,7 +84,10 @@ def test_the_training_gets_the_store_and_the_metrics_socket(
 def test_a_stop_is_passed_on_and_waited_for(tmp_path: Path, imds: tuple[FakeImds, str]) -> None:
     with running(tmp_path, imds[1], train(), FLUSH="1", CODE="3") as found:
         wait_for(found, tmp_path, "started")
+        found.wait_ready()
         found.stop()
+        wait_for(found, tmp_path, "signal SIGTERM")
+        assert found.get("/readyz") == (503, "stopping\n")
         assert found.wait() == 3
     assert lines(tmp_path)[1:] == ["signal SIGTERM", "flushed"]
 
