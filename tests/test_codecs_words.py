@@ -18,7 +18,7 @@ from s4core.codecs import (
     native,
     words_reference,
 )
-from s4core.codecs.word_coding import make_coding
+from s4core.codecs.word_coding import coding_of
 from s4core.dtypes import Layout
 from s4core.errors import CodecError, CodecUnavailableError, FormatError, VersionError
 
@@ -68,19 +68,19 @@ def test_words_come_back_and_every_path_writes_the_same_bytes(
     words = data.draw(arrays(word_bytes))
     base = neighbour(words) if delta else None
     before = words.copy()
-    coding = make_coding(words.size, word_bytes, layout, base, delta, is_float)
-    planes = words_reference.split_words(coding, words)
+    coding = coding_of(word_bytes, layout, delta, is_float)
+    planes = words_reference.split_words(coding, words, base)
     expected = [encode_plane(plane, 1024) for plane in planes]
-    assert words_reference.join_planes(coding, planes).tobytes() == words.tobytes()
+    assert words_reference.join_planes(coding, planes, base).tobytes() == words.tobytes()
     for coder in NATIVE:
-        found = native.encode_chunk(coding, words, 1024, path=coder.name)
+        found = native.encode_chunk(coding, words, base, 1024, path=coder.name)
         assert [bytes(f.data) for f in found] == [bytes(e.data) for e in expected]
         assert [(f.codec, f.param) for f in found] == [(e.codec, e.param) for e in expected]
-        split = native.split_words(coding, words, path=coder.name)
+        split = native.split_words(coding, words, base, path=coder.name)
         assert [s.tobytes() for s in split] == [p.tobytes() for p in planes]
         stored = [(f.codec, f.param, np.frombuffer(f.data, dtype=np.uint8)) for f in found]
         out = np.full(words.size, 0xA5, dtype=np.uint8)
-        native.decode_chunk(coding, stored, out, path=coder.name)
+        native.decode_chunk(coding, stored, base, out, path=coder.name)
         assert out.tobytes() == words.tobytes()
     assert words.tobytes() == before.tobytes()
 
@@ -144,16 +144,16 @@ def test_words_and_blobs_may_lie_at_any_address(shift):
 
 def test_known_words_give_known_planes():
     words = np.array([0xC0490FDB, 0x00000001], dtype=np.uint32)  # -pi, the least subnormal
-    coding = make_coding(8, 4, Layout.FLOAT, None, None, True)
-    planes = [plane.tolist() for plane in words_reference.split_words(coding, words.view(np.uint8))]
+    split = words_reference.split_words(coding_of(4, Layout.FLOAT), words.view(np.uint8), None)
+    planes = [plane.tolist() for plane in split]
     assert planes == [[0x80, 0], [0xC9, 0], [0x0F, 0], [0xDB, 1]]
 
 
 def test_known_words_give_known_deltas():
     x = np.array([0x3F80, 0xBF80, 0x0000], dtype=np.uint16)  # 1, -1, 0 in bfloat16
     b = np.array([0x3F7F, 0xBF7F, 0x8000], dtype=np.uint16)  # just below 1, just above -1, -0
-    coding = make_coding(6, 2, Layout.BYTES, b.view(np.uint8), "zigzag", True)
-    high, low = words_reference.split_words(coding, x.view(np.uint8))
+    coding = coding_of(2, Layout.BYTES, "zigzag", True)
+    high, low = words_reference.split_words(coding, x.view(np.uint8), b.view(np.uint8))
     assert (high.tolist(), low.tolist()) == ([0, 0, 0], [2, 1, 2])
 
 
@@ -208,8 +208,8 @@ BYTES = np.zeros(16, dtype=np.uint8)
         ((BYTES, 3, Layout.BYTES, 128), {}, "words of 3 bytes in layout bytes: expected 1, 2, 4"),
         ((BYTES, 1, Layout.FLOAT, 128), {}, "words of 1 bytes in layout float"),
         ((BYTES[:15], 2, Layout.FLOAT, 128), {}, "15 bytes of words: expected a multiple of 2"),
-        ((BYTES, 2, Layout.FLOAT, 128), {"delta": "xor"}, "delta 'xor' and no base"),
-        ((BYTES, 2, Layout.FLOAT, 128), {"base": BYTES}, "delta None and a base"),
+        ((BYTES, 2, Layout.FLOAT, 128), {"delta": "xor"}, "delta xor and no base"),
+        ((BYTES, 2, Layout.FLOAT, 128), {"base": BYTES}, "delta whole and a base"),
         (
             (BYTES, 2, Layout.FLOAT, 128),
             {"base": BYTES[:8], "delta": "xor"},

@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 
 from s4core.codecs import native, reference, words_reference
 from s4core.codecs.ids import CodecId, EncodedPlane, codec_of
-from s4core.codecs.word_coding import Buffer, DeltaKind, WordCoding, as_bytes, make_coding
+from s4core.codecs.word_coding import (
+    Buffer,
+    DeltaKind,
+    WordCoding,
+    as_bytes,
+    check_base,
+    coding_of,
+)
 from s4core.codecs.zstd import decode_zstd, encode_zstd
 from s4core.errors import CodecError, CodecUnavailableError
 
@@ -153,12 +160,13 @@ def encode_words(
         CodecUnavailableError: layout `fields`.
     """
     data = as_bytes(words)
-    coding = make_coding(data.size, word_bytes, layout, base, delta, is_float)
-    _check_sizes(coding.plane_bytes(data.size // word_bytes), sub_block)
+    coding = coding_of(word_bytes, layout, delta, is_float)
+    against = check_base(coding, data.size, base)
+    _check_sizes(coding.plane_bytes(data.size), sub_block)
     if native.available and not zstd:
-        return native.encode_chunk(coding, data, sub_block)
+        return native.encode_chunk(coding, data, against, sub_block)
     split = native.split_words if native.available else words_reference.split_words
-    return [_encode(plane, sub_block, zstd) for plane in split(coding, data)]
+    return [_encode(plane, sub_block, zstd) for plane in split(coding, data, against)]
 
 
 def _stored_plane(plane: tuple[int, int, Buffer], n: int) -> native.StoredPlane:
@@ -171,10 +179,10 @@ def _stored_plane(plane: tuple[int, int, Buffer], n: int) -> native.StoredPlane:
 
 
 def _decode_by_reference(
-    coding: WordCoding, planes: Sequence[tuple[int, int, Buffer]], n: int
+    coding: WordCoding, planes: Sequence[tuple[int, int, Buffer]], base: Plane | None, n: int
 ) -> Plane:
     decoded = [decode_plane(codec, param, blob, n) for codec, param, blob in planes]
-    return words_reference.join_planes(coding, decoded)
+    return words_reference.join_planes(coding, decoded, base)
 
 
 def decode_words(
@@ -204,14 +212,16 @@ def decode_words(
         VersionError, CodecUnavailableError, CodecError: as for `decode_plane`.
     """
     target = as_bytes(out)
-    coding = make_coding(target.size, word_bytes, layout, base, delta, is_float)
-    n = coding.plane_bytes(target.size // word_bytes)
+    coding = coding_of(word_bytes, layout, delta, is_float)
+    against = check_base(coding, target.size, base)
+    n = coding.plane_bytes(target.size)
     if not 1 <= n <= MAX_SYMBOLS or not target.flags.writeable or len(planes) != coding.planes:
         raise CodecError(
             f"{len(planes)} planes of {n} bytes: expected {coding.planes} of 1 to {MAX_SYMBOLS} "
             "bytes, and a writable buffer for the words"
         )
     if native.available:
-        native.decode_chunk(coding, [_stored_plane(plane, n) for plane in planes], target)
+        stored = [_stored_plane(plane, n) for plane in planes]
+        native.decode_chunk(coding, stored, against, target)
     else:
-        target[:] = _decode_by_reference(coding, planes, n)
+        target[:] = _decode_by_reference(coding, planes, against, n)

@@ -30,6 +30,10 @@ class CodecId(IntEnum):
     NVCOMP_ANS = 7
 
 
+# Looking an enum up by value costs a microsecond, and chunks are many.
+_BY_NUMBER: Final = {codec.value: codec for codec in CodecId}
+
+
 @dataclass(frozen=True)
 class EncodedPlane:
     """One plane of one chunk, encoded.
@@ -52,14 +56,14 @@ def codec_of(number: int) -> CodecId:
     Raises:
         VersionError: this release knows no such codec.
     """
-    try:
-        return CodecId(number)
-    except ValueError:
+    codec = _BY_NUMBER.get(number)
+    if codec is None:
         raise VersionError(
             f"codec {number} is unknown: expected one of "
             f"{', '.join(f'{c.value} ({c.name.lower()})' for c in CodecId)}; "
             "the file is damaged or a newer s4weights wrote it: upgrade s4weights"
-        ) from None
+        )
+    return codec
 
 
 def pad16(size: int) -> int:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from s4core.codecs.faults import Fault, raise_fault
-from s4core.codecs.ids import CodecId, EncodedPlane, pad16
+from s4core.codecs.ids import CodecId, EncodedPlane, codec_of, pad16
 from s4core.codecs.word_coding import WordCoding
 from s4core.errors import CodecError
 
@@ -89,7 +89,8 @@ def _index(path: str | None) -> int:
 
 
 def _address(array: Bytes) -> int:
-    address: int = array.__array_interface__["data"][0]
+    """Where the bytes of a contiguous array are."""
+    address: int = _native().address(array)
     return address
 
 
@@ -97,11 +98,14 @@ class _Scratch(threading.local):
     """Memory of this thread that is used again by every chunk."""
 
     buffer: Bytes = np.empty(0, dtype=np.uint8)
+    address: int = 0
 
-    def take(self, size: int) -> Bytes:
+    def take(self, size: int) -> tuple[int, int]:
+        """Address and size of at least `size` bytes."""
         if self.buffer.size < size:
             self.buffer = np.empty(size, dtype=np.uint8)
-        return self.buffer
+            self.address = _address(self.buffer)
+        return self.address, self.buffer.size
 
 
 _scratch: Final = _Scratch()
@@ -115,7 +119,8 @@ def _raise(fault: tuple[int, int, int, int, int]) -> None:
 def histogram(plane: Bytes) -> NDArray[np.uint32]:
     """Count every symbol; uint32, shape (256,)."""
     counts = np.zeros(256, dtype=np.uint32)
-    _native().histogram(_address(plane), plane.size, counts.__array_interface__["data"][0])
+    native = _native()
+    native.histogram(_address(plane), plane.size, native.address(counts))
     return counts
 
 
@@ -126,7 +131,7 @@ def encode_plane(plane: Bytes, sub_block: int, *, path: str | None = None) -> En
     codec, param, length = _native().encode_plane(
         _index(path), _address(plane), plane.size, sub_block, _address(out), room
     )
-    return EncodedPlane(CodecId(codec), param, _views(out, [(0, length)])[0])
+    return EncodedPlane(codec_of(codec), param, _shrink(out, length)[:length])
 
 
 def decode_plane(
@@ -144,64 +149,68 @@ def decode_plane(
         _raise(fault)
 
 
-def _views(out: Bytes, places: list[tuple[int, int]]) -> list[memoryview]:
-    """Give back what `out` holds too much, and cut the rest."""
-    used = max(offset + length for offset, length in places)
+def _shrink(out: Bytes, used: int) -> memoryview:
+    """Give back the memory of `out` beyond what is used."""
     out.resize(max(used, 1), refcheck=False)
-    whole: memoryview = out.data
-    return [whole[offset : offset + length] for offset, length in places]
-
-
-def _base_address(coding: WordCoding) -> int:
-    return 0 if coding.base is None else _address(coding.base)
+    return out.data
 
 
 def encode_chunk(
-    coding: WordCoding, words: Bytes, sub_block: int, *, path: str | None = None
+    coding: WordCoding,
+    words: Bytes,
+    base: Bytes | None,
+    sub_block: int,
+    *,
+    path: str | None = None,
 ) -> list[EncodedPlane]:
     """Delta, split and encode the words of one chunk; their blobs share one buffer."""
     native = _native()
-    count = words.size // coding.word_bytes
-    padded = pad16(coding.plane_bytes(count)) + native.SLACK
+    padded = pad16(coding.plane_bytes(words.size)) + native.SLACK
     out = np.empty(coding.planes * padded, dtype=np.uint8)
-    scratch = _scratch.take(2 * padded)
-    blobs = native.encode_chunk(
-        _index(path), coding.word_bytes, coding.layout, coding.delta, _base_address(coding),
-        _address(words), count, sub_block, _address(out), out.size,
-        _address(scratch), scratch.size,
+    used, blobs = native.encode_chunk(
+        _index(path), coding.word_bytes, coding.layout, coding.delta,
+        0 if base is None else _address(base), _address(words), words.size // coding.word_bytes,
+        sub_block, _address(out), out.size, *_scratch.take(2 * padded),
     )  # fmt: skip
-    views = _views(out, [(offset, length) for _, _, offset, length in blobs])
+    data = _shrink(out, used)
     return [
-        EncodedPlane(CodecId(blob[0]), blob[1], view)
-        for blob, view in zip(blobs, views, strict=True)
+        EncodedPlane(codec_of(codec), param, data[offset : offset + length])
+        for codec, param, offset, length in blobs
     ]
 
 
 def decode_chunk(
-    coding: WordCoding, planes: Sequence[StoredPlane], out: Bytes, *, path: str | None = None
+    coding: WordCoding,
+    planes: Sequence[StoredPlane],
+    base: Bytes | None,
+    out: Bytes,
+    *,
+    path: str | None = None,
 ) -> None:
     """Decode, join and undo the delta of one chunk, into `out`.
 
     Raises:
         FormatError: a blob breaks FORMAT.md, section 4.
     """
-    count = out.size // coding.word_bytes
-    scratch = _scratch.take(coding.planes * pad16(coding.plane_bytes(count)))
+    scratch = _scratch.take(coding.planes * pad16(coding.plane_bytes(out.size)))
     stored = [(codec, param, _address(blob), blob.size) for codec, param, blob in planes]
     fault = _native().decode_chunk(
-        _index(path), coding.word_bytes, coding.layout, coding.delta, _base_address(coding),
-        stored, _address(out), count, _address(scratch), scratch.size,
+        _index(path), coding.word_bytes, coding.layout, coding.delta,
+        0 if base is None else _address(base), stored,
+        _address(out), out.size // coding.word_bytes, *scratch,
     )  # fmt: skip
     if fault is not None:
         _raise(fault)
 
 
-def split_words(coding: WordCoding, words: Bytes, *, path: str | None = None) -> list[Bytes]:
+def split_words(
+    coding: WordCoding, words: Bytes, base: Bytes | None, *, path: str | None = None
+) -> list[Bytes]:
     """`words_reference.split_words` in C; each plane uint8, shape (words,)."""
-    count = words.size // coding.word_bytes
-    planes = np.empty((coding.planes, coding.plane_bytes(count)), dtype=np.uint8)
+    planes = np.empty((coding.planes, coding.plane_bytes(words.size)), dtype=np.uint8)
     _native().split(
-        _index(path), coding.word_bytes, coding.layout, coding.delta, _base_address(coding),
-        _address(words), count, _address(planes),
+        _index(path), coding.word_bytes, coding.layout, coding.delta,
+        0 if base is None else _address(base), _address(words), words.size // coding.word_bytes,
+        _address(planes),
     )  # fmt: skip
     return list(planes)

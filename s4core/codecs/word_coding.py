@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from s4core.dtypes import Layout
 from s4core.errors import CodecError, CodecUnavailableError
 
-__all__ = ["Buffer", "Delta", "DeltaKind", "WordCoding", "as_bytes", "make_coding"]
+__all__ = ["Buffer", "Delta", "DeltaKind", "WordCoding", "as_bytes", "check_base", "coding_of"]
 
 Buffer = bytes | bytearray | memoryview | NDArray[np.uint8]
 DeltaKind = Literal["xor", "zigzag"]
@@ -34,23 +35,18 @@ class WordCoding:
     Attributes:
         word_bytes: 1, 2, 4 or 8.
         layout: WORDS, FLOAT or BYTES.
-        delta: what is done with the base first.
-        base: uint8, as many bytes as the words, or None for `Delta.WHOLE`.
+        delta: what is done with a base first.
+        planes: how many planes the layout has.
     """
 
     word_bytes: int
     layout: Layout
     delta: Delta
-    base: NDArray[np.uint8] | None
+    planes: int
 
-    @property
-    def planes(self) -> int:
-        """Number of planes."""
-        return 1 if self.layout is Layout.WORDS else self.word_bytes
-
-    def plane_bytes(self, words: int) -> int:
-        """Bytes of one plane of that many words."""
-        return words * self.word_bytes // self.planes
+    def plane_bytes(self, size: int) -> int:
+        """Bytes of one plane of `size` bytes of words."""
+        return size // self.planes
 
 
 def as_bytes(buffer: Buffer) -> NDArray[np.uint8]:
@@ -81,31 +77,38 @@ def _check_layout(word_bytes: int, layout: Layout) -> None:
         )
 
 
-def make_coding(
-    size: int,
-    word_bytes: int,
-    layout: int,
-    base: Buffer | None,
-    delta: DeltaKind | None,
-    is_float: bool,
+@cache
+def coding_of(
+    word_bytes: int, layout: int, delta: DeltaKind | None = None, is_float: bool = True
 ) -> WordCoding:
-    """Check one way of coding `size` bytes of words.
+    """Check one way of coding words.
 
     Raises:
-        CodecError: a combination that FORMAT.md does not know, or a base of another size.
+        CodecError: a combination that FORMAT.md does not know.
         CodecUnavailableError: layout `fields`.
     """
     known = Layout(layout)
     _check_layout(word_bytes, known)
-    if size % word_bytes:
-        raise CodecError(f"{size} bytes of words: expected a multiple of {word_bytes}")
-    kind = _delta_of(delta, is_float)
-    if (base is None) != (kind is Delta.WHOLE):
+    planes = 1 if known is Layout.WORDS else word_bytes
+    return WordCoding(word_bytes, known, _delta_of(delta, is_float), planes)
+
+
+def check_base(coding: WordCoding, size: int, base: Buffer | None) -> NDArray[np.uint8] | None:
+    """Check that `size` bytes are words, and that a base is given iff the delta needs one.
+
+    Raises:
+        CodecError: it is not so, or the base has another size.
+    """
+    if size % coding.word_bytes:
+        raise CodecError(f"{size} bytes of words: expected a multiple of {coding.word_bytes}")
+    if (base is None) != (coding.delta is Delta.WHOLE):
         raise CodecError(
-            f"delta {delta!r} and {'no base' if base is None else 'a base'}: "
+            f"delta {coding.delta.name.lower()} and {'no base' if base is None else 'a base'}: "
             "expected both or neither"
         )
-    against = None if base is None else as_bytes(base)
-    if against is not None and against.size != size:
+    if base is None:
+        return None
+    against = as_bytes(base)
+    if against.size != size:
         raise CodecError(f"base of {against.size} bytes: expected {size}, as many as the words")
-    return WordCoding(word_bytes, known, kind, against)
+    return against

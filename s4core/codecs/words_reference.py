@@ -77,12 +77,12 @@ def _float_planes(words: Words, word_bytes: int) -> list[Bytes]:
     return planes + [_shift(words, bits - 8 - 8 * k) for k in range(2, word_bytes)]
 
 
-def split_words(coding: WordCoding, data: Bytes) -> list[Bytes]:
+def split_words(coding: WordCoding, data: Bytes, base: Bytes | None) -> list[Bytes]:
     """Split words to planes, after the delta; each uint8, shape (words,)."""
     words = _to_words(data, coding.word_bytes)
-    if coding.base is not None:
-        base = _to_words(coding.base, coding.word_bytes)
-        words = _apply(words, base, coding.delta, 8 * coding.word_bytes)
+    if base is not None:
+        against = _to_words(base, coding.word_bytes)
+        words = _apply(words, against, coding.delta, 8 * coding.word_bytes)
     if coding.layout is Layout.WORDS:
         return [_to_bytes(words, coding.word_bytes)]
     if coding.layout is Layout.FLOAT:
@@ -100,7 +100,7 @@ def _from_float(planes: list[Words], word_bytes: int) -> Words:
     return words
 
 
-def join_planes(coding: WordCoding, planes: list[Bytes]) -> Bytes:
+def join_planes(coding: WordCoding, planes: list[Bytes], base: Bytes | None) -> Bytes:
     """Undo `split_words`; the bytes of the words, uint8."""
     if coding.layout is Layout.WORDS:
         words = _to_words(planes[0], coding.word_bytes)
@@ -110,7 +110,7 @@ def join_planes(coding: WordCoding, planes: list[Bytes]) -> Bytes:
         words = np.zeros(planes[0].size, dtype=np.uint64)
         for plane in planes:
             words = words << np.uint64(8) | plane
-    if coding.base is not None:
-        base = _to_words(coding.base, coding.word_bytes)
-        words = _undo(words, base, coding.delta, 8 * coding.word_bytes)
+    if base is not None:
+        against = _to_words(base, coding.word_bytes)
+        words = _undo(words, against, coding.delta, 8 * coding.word_bytes)
     return _to_bytes(words, coding.word_bytes)

@@ -56,6 +56,38 @@ static PyObject *py_paths(PyObject *self, PyObject *args)
     return names;
 }
 
+/* The C side of numpy's array interface protocol, version 3: as documented, and stable. */
+typedef struct {
+    int two; /* 2, or this is something else */
+    int dimensions;
+    char kind;
+    int item_bytes;
+    int flags;
+    Py_intptr_t *shape;
+    Py_intptr_t *strides;
+    void *data;
+    PyObject *description;
+} array_interface;
+
+#define C_CONTIGUOUS 1
+
+/* Reading `array.ctypes.data` or `array.__array_interface__` instead takes microseconds. */
+static PyObject *py_address(PyObject *self, PyObject *array)
+{
+    PyObject *capsule = PyObject_GetAttrString(array, "__array_struct__");
+    (void)self;
+    if (!capsule)
+        return NULL;
+    const array_interface *found = PyCapsule_GetPointer(capsule, NULL);
+    PyObject *result = NULL;
+    if (found && found->two == 2 && found->flags & C_CONTIGUOUS)
+        result = PyLong_FromVoidPtr(found->data);
+    else if (found)
+        PyErr_SetString(PyExc_ValueError, "expected a contiguous array");
+    Py_DECREF(capsule);
+    return result;
+}
+
 static PyObject *py_histogram(PyObject *self, PyObject *args)
 {
     u64 source, counts;
@@ -156,6 +188,7 @@ static PyObject *py_encode_chunk(PyObject *self, PyObject *args)
     u64 words, base, target, scratch;
     Py_ssize_t n, sub_block, room, scratch_room;
     int index, word_bytes, layout, delta;
+    size_t used;
     s4_blob blobs[S4_MAX_PLANES];
     chunk_coder coder;
     (void)self;
@@ -168,10 +201,10 @@ static PyObject *py_encode_chunk(PyObject *self, PyObject *args)
         return PyErr_Format(PyExc_ValueError, "%zd bytes of output or %zd of scratch are too few", room,
                             scratch_room);
     Py_BEGIN_ALLOW_THREADS
-    s4_chunk_encode(coder.path, &coder.coding, address(words), (size_t)n, (size_t)sub_block, writable(target),
-                    writable(scratch), blobs);
+    used = s4_chunk_encode(coder.path, &coder.coding, address(words), (size_t)n, (size_t)sub_block,
+                           writable(target), writable(scratch), blobs);
     Py_END_ALLOW_THREADS
-    return blob_tuples(blobs, s4_plane_count(&coder.coding));
+    return Py_BuildValue("nN", (Py_ssize_t)used, blob_tuples(blobs, s4_plane_count(&coder.coding)));
 }
 
 /* Reads the sequence of (codec, param, address, bytes). */
@@ -248,6 +281,7 @@ static PyObject *py_split(PyObject *self, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"paths", py_paths, METH_NOARGS, "paths() -> names of the instruction sets that can be used, best first"},
+    {"address", py_address, METH_O, "address(array) -> where its bytes are; the array must be contiguous"},
     {"histogram", py_histogram, METH_VARARGS, "histogram(source, n, counts): adds to uint32[256]"},
     {"encode_plane", py_encode_plane, METH_VARARGS,
      "encode_plane(path, source, n, sub_block, target, room) -> (codec, param, length)"},
@@ -255,7 +289,7 @@ static PyMethodDef methods[] = {
      "decode_plane(path, codec, param, blob, size, target, n) -> None or a fault"},
     {"encode_chunk", py_encode_chunk, METH_VARARGS,
      "encode_chunk(path, word_bytes, layout, delta, base, words, n, sub_block, target, room, scratch, room)"
-     " -> [(codec, param, offset, length)]"},
+     " -> (bytes used, [(codec, param, offset, length)])"},
     {"decode_chunk", py_decode_chunk, METH_VARARGS,
      "decode_chunk(path, word_bytes, layout, delta, base, planes, words, n, scratch, room) -> None or a fault"},
     {"split", py_split, METH_VARARGS, "split(path, word_bytes, layout, delta, base, words, n, target)"},
