@@ -181,8 +181,8 @@ def test_bytes_go_when_no_chain_needs_them(run: Run) -> None:
         run.remove(step)
     run.remove(8)
     kept = {identity for identity, _ in run.repository.ids()}
-    assert run._reference is not None
-    assert run._reference.manifest.id in kept  # the next delta stands on it
+    assert run._saver.reference is not None
+    assert run._saver.reference.manifest.id in kept  # the next delta stands on it
     run.close()
     run.gc(grace_seconds=0)
     assert list(run.repository.ids()) == []

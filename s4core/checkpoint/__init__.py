@@ -12,8 +12,9 @@ check       verify
 from s4core.checkpoint.check import Finding, Verifier
 from s4core.checkpoint.collect import Sweep
 from s4core.checkpoint.handle import CheckpointInfo, Progress, SaveHandle
+from s4core.checkpoint.options import Options
 from s4core.checkpoint.reader import MapLocation, Reader
-from s4core.checkpoint.run import Options, Run, open_run
+from s4core.checkpoint.run import Run, open_run
 from s4core.checkpoint.single import Target, export_state, load, open_reader, save
 
 __all__ = [

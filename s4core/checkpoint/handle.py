@@ -53,8 +53,16 @@ class SaveHandle:
     When `save` has returned this, the state may be mutated.
     """
 
-    def __init__(self, future: Future[CheckpointInfo], progress: Callable[[], Progress]) -> None:
-        self._future, self._progress = future, progress
+    def __init__(self, total_bytes: int) -> None:
+        self._future: Future[CheckpointInfo] = Future()
+        self._total_bytes = total_bytes
+        self._done_bytes = 0
+        self._reported = False
+
+    def follow(self, future: Future[CheckpointInfo]) -> SaveHandle:
+        """Take the outcome from `future`; the run calls this once, before anyone sees it."""
+        self._future = future
+        return self
 
     def done(self) -> bool:
         """Whether the save has ended, well or not."""
@@ -62,7 +70,12 @@ class SaveHandle:
 
     def progress(self) -> Progress:
         """How far it is."""
-        return self._progress()
+        ended = self.done() and self._future.exception() is None
+        return Progress(self._total_bytes if ended else self._done_bytes, self._total_bytes)
+
+    def advance(self, done_bytes: int) -> None:
+        """Note how far it is; the run calls this."""
+        self._done_bytes = done_bytes
 
     def result(self, timeout: float | None = None) -> CheckpointInfo:
         """Wait for the commit.
@@ -74,4 +87,18 @@ class SaveHandle:
             TimeoutError: it has not ended by then.
             S4Error: what went wrong.
         """
-        return self._future.result(timeout)
+        try:
+            return self._future.result(timeout)
+        finally:
+            self._reported = self._reported or self.done()
+
+    def add_done_callback(self, callback: Callable[[SaveHandle], None]) -> None:
+        """Call `callback` with this handle when the save has ended, on the run's thread."""
+        self._future.add_done_callback(lambda _: callback(self))
+
+    def unreported_error(self) -> BaseException | None:
+        """Return what went wrong if nobody has been told yet, and count it as told."""
+        if self._reported or not self.done():
+            return None
+        self._reported = True
+        return self._future.exception()

@@ -40,7 +40,9 @@ class Reference:
     _words: dict[int, Tensor] = field(default_factory=dict)
 
     def keep(self, snapshot: Snapshot, budget_bytes: int, older: Reference | None) -> None:
-        """Copy the words of `snapshot`, which was just saved, into host memory.
+        """Keep the words of `snapshot`, which was just saved, in host memory.
+
+        A frozen snapshot's words are taken over, others are copied.
 
         Args:
             snapshot: the state this checkpoint was made of.
@@ -54,10 +56,14 @@ class Reference:
             budget_bytes -= array.bytes
             words = array.gather()
             into = spare.pop(number, None)
-            if into is not None and (into.dtype, into.shape) == (words.dtype, words.shape):
+            if snapshot.frozen:
+                self._words[number] = words
+            elif words.device.type != "cpu":
+                continue  # raw words would cost more than the compressed ones in the store
+            elif into is not None and (into.dtype, into.shape) == (words.dtype, words.shape):
                 self._words[number] = into.copy_(words)
             else:
-                self._words[number] = words.cpu().clone()
+                self._words[number] = words.clone()
 
     def give_up_words(self) -> dict[int, Tensor]:
         """Return the words in memory, by array, and forget them."""

@@ -1,8 +1,9 @@
 """A run: checkpoints of one training, each a base or a delta on the one before.
 
-Owner of: the reference (what the next delta stands on) and the names in the
-run's directory. A `Run` may be used from several threads; saves, removals and
-loads of one `Run` are taken one at a time, in order.
+Threads. The caller's thread takes snapshots and copies their words; one worker thread
+for a run encodes, uploads, commits and removes, in the order in which it was asked.
+Loads wait for it. The lock is held while saver, removals or names change hands; any
+thread may call.
 """
 
 from __future__ import annotations
@@ -12,66 +13,35 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from s4core.chain import reachable
 from s4core.checkpoint.check import Finding, Verifier
 from s4core.checkpoint.collect import Sweep, plan_sweep, sweep
-from s4core.checkpoint.handle import CheckpointInfo, Progress, SaveHandle
+from s4core.checkpoint.handle import CheckpointInfo, SaveHandle
+from s4core.checkpoint.options import Options
 from s4core.checkpoint.reader import MapLocation, Reader, open_checkpoint
 from s4core.checkpoint.reference import Reference
-from s4core.checkpoint.writer import Snapshot, Writer, take_snapshot
+from s4core.checkpoint.saver import Outcome, Prepared, Saver, freeze
+from s4core.checkpoint.worker import Worker
+from s4core.checkpoint.writer import Snapshot, take_snapshot
 from s4core.errors import ChainError, FormatError, KeyNotFoundError, StateError, StoreError
-from s4core.manifest import Json, Manifest, ShardEntry, dump
+from s4core.manifest import Json
 from s4core.refs import STORE_DIRECTORY, Ref, dump_ref, list_refs, read_ref
-from s4core.repository import Repository, new_id
+from s4core.repository import Repository
 from s4core.stores import Store, open_store
 
-__all__ = ["Options", "Run", "open_run"]
+__all__ = ["Run", "open_run"]
 
 _STEP_NAME: Final = "step-{:08d}.ckpt"
 _STEP: Final = re.compile(r"step-(\d{8,})\.ckpt")
 
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a run saves.
-
-    Attributes:
-        profile: `open` (restores anywhere) or `nvcomp`.
-        max_depth: the most deltas that may lie under a checkpoint; then a new base.
-        keep_last: after a commit, remove all but so many newest steps; None: keep all.
-        verify: decode every chunk again and compare before it counts.
-        reference_bytes: host memory for the words that the next delta stands on; a
-            larger state's are decoded from the store.
-        allow_pickle: store leaves of unknown classes pickled.
-        allow_classes: store enums and dataclasses by their class's name.
-        grace_seconds: `gc` leaves what is younger than this to writers it cannot see.
-    """
-
-    profile: str = "open"
-    max_depth: int = 8
-    keep_last: int | None = None
-    verify: bool = True
-    reference_bytes: int = 1 << 30
-    allow_pickle: bool = False
-    allow_classes: bool = False
-    grace_seconds: float = 24 * 3600.0
-
-    def __post_init__(self) -> None:
-        if self.profile not in ("open", "nvcomp"):
-            raise StateError(f"profile {self.profile!r}: expected 'open' or 'nvcomp'")
-        if not 0 <= self.max_depth <= 255:
-            raise StateError(f"max_depth {self.max_depth}: expected 0 to 255")
-        if self.keep_last is not None and self.keep_last < 1:
-            raise StateError(f"keep_last {self.keep_last}: expected at least 1, or None")
 
 
 def open_run(url: str | os.PathLike[str] | None = None, **options: Any) -> Run:
@@ -92,22 +62,54 @@ def open_run(url: str | os.PathLike[str] | None = None, **options: Any) -> Run:
     return Run(open_store(where), Options(**options))
 
 
+_runs: weakref.WeakSet[Run] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for run in list(_runs):
+        run.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 class Run:
     """The checkpoints of one training below one directory of a store."""
 
     def __init__(self, directory: Store, options: Options | None = None) -> None:
-        self.options = options or Options()
         self.directory = directory
         self.repository = Repository(directory.child(STORE_DIRECTORY))
-        self._reference: Reference | None = None
+        self._saver = Saver(self.repository, options or Options())
+        self._begin()
+        _runs.add(self)
+
+    def _begin(self) -> None:
+        self._worker = Worker(f"s4-run {self.url}")
+        self._lock = threading.RLock()  # held by whoever uses saver, removals or handles
+        self._handles: list[SaveHandle] = []
+        self._removals: list[str] = []  # names whose removal waits for the next commit
         self._removed: set[str] = set()  # ids whose refs this run removed, not yet swept
-        self._lock = threading.RLock()
+        self._last_save_failed = False
+
+    def after_fork(self) -> None:
+        """Begin anew in the child of a fork; the parent finishes what the parent began."""
+        self._saver.reference = None  # a thread that is not here may have been changing it
+        self._begin()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"directory": self.directory, "options": self.options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["directory"], state["options"])  # type: ignore[misc]
+
+    @property
+    def options(self) -> Options:
+        """How it saves; set it to change the saves that follow."""
+        return self._saver.options
+
+    @options.setter
+    def options(self, options: Options) -> None:
+        self._saver.options = options
 
     @property
     def url(self) -> str:
@@ -121,7 +123,7 @@ class Run:
         *,
         name: str | None = None,
         wait: bool = True,
-        meta: dict[str, Json] | None = None,
+        meta: Mapping[str, Json] | None = None,
     ) -> SaveHandle:
         """Save a state as the next checkpoint; when this returns the state may be mutated.
 
@@ -129,65 +131,81 @@ class Run:
             state: nested dicts, lists, tensors, numbers, ...
             step: of the training.
             name: of the ref; by default made from `step`.
-            wait: accepted for the asynchronous saves to come; this release has always
-                committed when it returns.
+            wait: return after the commit. If not, return as soon as the state is safe to
+                mutate: host tensors copied, or a state on GPUs encoded into host memory;
+                the rest runs behind, in order. At most `max_in_flight` such saves are
+                under way, then the next one waits.
             meta: strings and numbers for people, kept in the manifest.
 
         Raises:
             StateError: no name and no step, or something that cannot be stored.
             StoreError: the store refused; older checkpoints are unharmed.
             CodecError: a chunk did not decode to the words it came from.
+            S4Error: an earlier save failed behind the training, and nobody was told.
         """
-        del wait
         if name is None and step is None:
             raise StateError("a checkpoint needs a step or a name: save(state, step=100)")
         chosen = name if name is not None else _STEP_NAME.format(step)  # type: ignore[str-format]
-        with self._lock:
-            info = self._save(state, chosen, step, meta)
-            self._retain()
-        done: Future[CheckpointInfo] = Future()
-        done.set_result(info)
-        progress = Progress(info.raw_bytes, info.raw_bytes)
-        return SaveHandle(done, lambda: progress)
-
-    def _save(
-        self, state: Any, name: str, step: int | None, meta: dict[str, Json] | None
-    ) -> CheckpointInfo:
+        self.raise_pending()
+        self._worker.wait(0 if wait else self.options.max_in_flight - 1)
         started = time.monotonic()
         snapshot = take_snapshot(
             state,
             allow_pickle=self.options.allow_pickle,
             allow_classes=self.options.allow_classes,
         )
-        writer = self._writer(snapshot)
-        known = self._known_equal(writer, step, meta)
-        if known is not None:
-            self._put_ref(name, known)
-            return self._info(name, known.manifest, "alias", 0, started)
-        manifest, digest, stored = self._commit(writer, step, meta)
-        reference = Reference(self.repository, manifest, digest)
-        reference.keep(snapshot, self.options.reference_bytes, self._reference)
-        self._reference = reference
-        self._put_ref(name, reference)
-        kind = "delta" if manifest.depth else "base"
-        return self._info(name, manifest, kind, stored, started)
+        handle = SaveHandle(snapshot.raw_bytes)
+        finish = partial(self._finish, chosen, step, dict(meta or {}), started, handle)
+        if wait or snapshot.raw_bytes > self.options.host_bytes:
+            self._worker.wait()
+            return handle.follow(_done(finish(partial(self._prepare, snapshot))))
+        if snapshot.on_gpu:
+            self._worker.wait()
+            prepared = self._prepare(snapshot, ahead=True)
+            future = self._worker.submit(partial(finish, lambda: prepared))
+        else:
+            frozen = freeze(snapshot)
+            future = self._worker.submit(partial(finish, partial(self._prepare, frozen)))
+        self._handles.append(handle.follow(future))
+        return handle
 
-    def _writer(self, snapshot: Snapshot) -> Writer:
-        reference = self._current_reference()
-        previous = None if reference is None else reference.previous(self.options.max_depth)
-        return Writer(snapshot, self.options.profile, self.options.verify, previous)
+    def _prepare(self, snapshot: Snapshot, *, ahead: bool = False) -> Prepared:
+        with self._lock:
+            if self._saver.reference is None:
+                self._saver.reference = self._newest_reference()
+            return self._saver.prepare(snapshot, ahead=ahead)
 
-    def _current_reference(self) -> Reference | None:
-        if self._reference is None:
-            newest = self.latest()
-            if newest is not None:
-                self._reference = self._newest_reference(_STEP_NAME.format(newest))
-        elif not self.repository.has(self._reference.manifest.id):
-            # Someone else removed it: a delta against it could never be loaded.
-            self._reference = None
-        return self._reference
+    def _finish(
+        self,
+        name: str,
+        step: int | None,
+        meta: Mapping[str, Json],
+        started: float,
+        handle: SaveHandle,
+        prepare: Callable[[], Prepared],
+    ) -> CheckpointInfo:
+        with self._lock:
+            self._last_save_failed = True
+            outcome = self._saver.commit(prepare(), step=step, meta=meta, progress=handle.advance)
+            self._put_ref(name, outcome.reference)
+            self._last_save_failed = False
+            info = self._info(name, outcome, started)
+            self._after_commit()
+        return info
 
-    def _newest_reference(self, name: str) -> Reference | None:
+    def _after_commit(self) -> None:
+        waiting, self._removals = self._removals, []
+        for name in waiting:
+            self._remove(name)
+        if self.options.keep_last is not None:
+            for step in self.steps()[: -self.options.keep_last]:
+                self._remove(_STEP_NAME.format(step))
+
+    def _newest_reference(self) -> Reference | None:
+        newest = self.latest()
+        if newest is None:
+            return None
+        name = _STEP_NAME.format(newest)
         try:
             reader, ref = self._open(name)
         except (FormatError, ChainError, KeyNotFoundError) as error:
@@ -200,55 +218,45 @@ class Run:
         ref, where = read_ref(self.directory, name), self.directory.url_of(name)
         return open_checkpoint(self.repository, self.repository.manifest(ref, where), where), ref
 
-    def _known_equal(
-        self, writer: Writer, step: int | None, meta: dict[str, Json] | None
-    ) -> Reference | None:
-        reference = self._reference
-        if reference is None or writer.has_shard:
-            return None
-        old = reference.manifest
-        same = (
-            old.tree == writer.snapshot.tree
-            and old.tensors == writer.snapshot.tensors
-            and [array.digest for array in old.arrays] == writer.digests
-            and (old.step, dict(old.meta)) == (step, dict(meta or {}))
-        )
-        return reference if same else None
-
-    def _commit(
-        self, writer: Writer, step: int | None, meta: dict[str, Json] | None
-    ) -> tuple[Manifest, str, int]:
-        self.repository.ensure_marker()
-        identity = new_id()
-        shards: tuple[ShardEntry, ...] = ()
-        if writer.has_shard:
-            key = f"{identity}/0-0.s4"
-            self.repository.put_shard(key, writer.shard(), writer.snapshot.raw_bytes)
-            shards = (ShardEntry(key, writer.stream.bytes),)
-        created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        manifest = writer.manifest(
-            identity=identity, created=created, step=step, shards=shards, meta=meta
-        )
-        digest = self.repository.commit(manifest)
-        return manifest, digest, writer.stream.bytes + len(dump(manifest))
-
     def _put_ref(self, name: str, reference: Reference) -> None:
         ref = Ref(reference.manifest.id, reference.digest)
         self.directory.put(name, dump_ref(ref), replace=True)
 
-    def _info(
-        self, name: str, manifest: Manifest, kind: str, stored: int, started: float
-    ) -> CheckpointInfo:
+    def _info(self, name: str, outcome: Outcome, started: float) -> CheckpointInfo:
+        manifest = outcome.reference.manifest
         return CheckpointInfo(
             url=self.directory.url_of(name),
             id=manifest.id,
             step=manifest.step,
-            kind=kind,
+            kind=outcome.kind,
             depth=manifest.depth,
             raw_bytes=manifest.raw_bytes,
-            stored_bytes=stored,
+            stored_bytes=outcome.stored_bytes,
             seconds=time.monotonic() - started,
         )
+
+    def flush(self) -> None:
+        """Wait until everything that was asked for is done.
+
+        Raises:
+            S4Error: something failed behind the training, and nobody was told.
+        """
+        self._worker.wait()
+        self.raise_pending()
+
+    def raise_pending(self) -> None:
+        """Raise, once, what failed behind the training; later saves are not affected.
+
+        Raises:
+            S4Error: the oldest such failure.
+        """
+        ended = [handle for handle in self._handles if handle.done()]
+        self._handles = [handle for handle in self._handles if not handle.done()]
+        errors = [error for handle in ended if (error := handle.unreported_error())]
+        for error in errors[1:]:
+            _log.error("%s: a save failed: %s", self.url, error)
+        if errors:
+            raise errors[0]
 
     def load(
         self,
@@ -261,6 +269,8 @@ class Run:
     ) -> Any:
         """Load a checkpoint; the next save may be a delta against it.
 
+        What is being saved is waited for: a load right after a save returns the new state.
+
         Args:
             step: which; None: the newest committed.
             name: of a ref, instead of a step.
@@ -272,12 +282,13 @@ class Run:
             KeyNotFoundError: no such checkpoint.
             FormatError, ChainError, StateError: as `s4weights.load`.
         """
+        self._worker.wait()
         with self._lock:
             reader, ref = self._open(self._name(step, name))
             if keys is not None:
                 return reader.select(keys, map_location)
             state = reader.state(map_location, weights_only=weights_only)
-            self._reference = Reference(self.repository, reader.manifest, ref.digest)
+            self._saver.reference = Reference(self.repository, reader.manifest, ref.digest)
             return state
 
     def reader(self, step: int | None = None, *, name: str | None = None) -> Reader:
@@ -312,27 +323,42 @@ class Run:
         """Return the newest step, None if there is none."""
         return max(self.steps(), default=None)
 
-    def remove(self, step: int | None = None, *, name: str | None = None) -> None:
-        """Remove a checkpoint: its ref at once, its bytes when no chain needs them.
+    def remove(
+        self, step: int | None = None, *, name: str | None = None, wait: bool = True
+    ) -> None:
+        """Remove a checkpoint: its ref first, its bytes when no chain needs them.
 
-        Removing what is not there is no error.
+        A removal is taken in turn with the saves. After a save that failed it waits for the
+        next commit, so that the last good checkpoint is never what goes. Removing what is
+        not there is no error.
+
+        Args:
+            step: which.
+            name: of a ref, instead of a step.
+            wait: return when it is done; else it is done behind the training.
         """
         if step is None and name is None:
             raise StateError("remove needs a step or a name")
-        with self._lock:
-            chosen = self._name(step, name)
-            try:
-                self._removed.add(read_ref(self.directory, chosen).checkpoint)
-            except KeyNotFoundError:
-                return
-            self.directory.delete([chosen])
-            self._sweep_removed()
+        chosen = name if name is not None else _STEP_NAME.format(step)  # type: ignore[str-format]
+        done = self._worker.submit(partial(self._remove_in_turn, chosen))
+        if wait:
+            done.result()
 
-    def _retain(self) -> None:
-        if self.options.keep_last is None:
+    def _remove_in_turn(self, name: str) -> None:
+        with self._lock:
+            if self._last_save_failed:
+                _log.warning("%s stays until a newer checkpoint is committed", name)
+                self._removals.append(name)
+            else:
+                self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        try:
+            self._removed.add(read_ref(self.directory, name).checkpoint)
+        except KeyNotFoundError:
             return
-        for step in self.steps()[: -self.options.keep_last]:
-            self.remove(step)
+        self.directory.delete([name])
+        self._sweep_removed()
 
     def _sweep_removed(self) -> None:
         """Sweep what this run itself removed, and what only that stood on.
@@ -348,8 +374,8 @@ class Run:
 
     def _roots(self) -> set[str]:
         roots = {ref.checkpoint for ref in self.names().values()}
-        if self._reference is not None:
-            roots.add(self._reference.manifest.id)
+        if self._saver.reference is not None:
+            roots.add(self._saver.reference.manifest.id)
         return roots
 
     def gc(self, *, dry_run: bool = False, grace_seconds: float | None = None) -> Sweep:
@@ -388,8 +414,20 @@ class Run:
         ]
 
     def close(self) -> None:
-        """Forget the reference, and sweep what was kept only for it; the run stays usable."""
+        """Finish what is pending, and forget the reference; the run stays usable.
+
+        Raises:
+            S4Error: something failed behind the training, and nobody was told.
+        """
+        self._worker.wait()
         with self._lock:
-            self._reference = None
+            self._saver.reference = None
             if self._removed:
                 self._sweep_removed()
+        self.raise_pending()
+
+
+def _done(info: CheckpointInfo) -> Future[CheckpointInfo]:
+    future: Future[CheckpointInfo] = Future()
+    future.set_result(info)
+    return future

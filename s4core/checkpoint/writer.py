@@ -60,11 +60,25 @@ class Array:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A state, flattened; tensors are still the caller's memory."""
+    """A state, flattened.
+
+    Attributes:
+        tree: its typed tree.
+        tensors: its tensors' places.
+        arrays: its arrays.
+        frozen: whether the words are copies in host memory that nobody else changes;
+            otherwise they are the caller's.
+    """
 
     tree: Json
     tensors: tuple[TensorEntry, ...]
     arrays: tuple[Array, ...]
+    frozen: bool = False
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether any of its words lie on a GPU."""
+        return any(tensor.device.startswith("cuda") for tensor in self.tensors)
 
     @property
     def raw_bytes(self) -> int:
@@ -208,6 +222,11 @@ class Writer:
         return bool(self._waiting)
 
     @property
+    def done_bytes(self) -> int:
+        """Length of the arrays that are written or need no writing."""
+        return sum(self.snapshot.arrays[number].bytes for number in self._entries)
+
+    @property
     def digests(self) -> list[str]:
         """The digest of each array that is planned or written, in order."""
         return [self._entries[number].digest for number in sorted(self._entries)]
@@ -258,7 +277,7 @@ class Writer:
         whole = Job(array.key, words, array.dtype)
         if waiting.old is None or self.previous is None or not self.previous.deltas:
             return whole
-        stored = self.previous.words(waiting.old)
+        stored = self._base(waiting.old, array.key)
         if stored is None:
             return whole
         try:
@@ -271,6 +290,19 @@ class Writer:
         if delta is None:
             return whole
         return Job(array.key, words, array.dtype, base, delta)
+
+    def _base(self, old: int, key: str) -> Tensor | None:
+        """The words of a base, if they are the ones its digest was taken of."""
+        assert self.previous is not None
+        words = self.previous.words(old)
+        if words is None:
+            return None
+        (found,) = array_digests([words])
+        if found.hex() != self._old(old).digest:
+            # Never stand on words that the store does not have: nothing could be loaded.
+            _log.warning("%s is stored whole: its base was changed in memory", key)
+            return None
+        return words
 
     def _enter(self, waiting: _Waiting, job: Job, result: Encoded) -> None:
         at = (0, len(self.stream.records) - 1)
