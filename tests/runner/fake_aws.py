@@ -87,7 +87,7 @@ class FakeImds:
 
     def lose_tokens(self) -> None:
         """As after hibernation: what was given out is no longer known."""
-        self.tokens = {f"token-{len(self.calls)}"}
+        self.tokens = {f"token-after-{len(self.calls)}"}
 
     def _handler(fake) -> type[Handler]:  # noqa: N805  # `self` is the handler below
         class ImdsHandler(Handler):

@@ -73,6 +73,7 @@ class Signer:
         indefinite: bool = True,
         digest_name: str = SHA256,
         signers: int = 1,
+        signer_fields: int = 6,
     ) -> bytes:
         """The signature of `document`; each keyword makes one thing other than AWS does."""
         raw = document if content is None else content
@@ -87,15 +88,15 @@ class Signer:
             ]
         covered = tlv(0x31, *attributes) if with_attributes else document
         signature = self.key.sign(covered, padding.PKCS1v15(), hashes.SHA256())
-        signer = tlv(
-            0x30,
+        fields = [
             tlv(0x02, b"\1"),
             tlv(0x30, self.certificate.subject.public_bytes(), tlv(0x02, b"\7")),
             algorithm(digest_name),
             tlv(0xA0, *attributes) if with_attributes else b"",
             algorithm(RSA_SHA256),
             tlv(0x04, signature),
-        )
+        ]
+        signer = tlv(0x30, *fields[:signer_fields])
         body = tlv(
             0x30,
             tlv(0x02, b"\1"),

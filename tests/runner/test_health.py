@@ -14,7 +14,13 @@ import pytest
 
 from s4core.runner import health
 from s4core.runner.exits import ConfigurationError
-from s4core.runner.health import MAX_CONNECTIONS, MAX_REQUEST_BYTES, HealthServer, Reply
+from s4core.runner.health import (
+    LIFETIME_SECONDS,
+    MAX_CONNECTIONS,
+    MAX_REQUEST_BYTES,
+    HealthServer,
+    Reply,
+)
 
 LOAD = Path(__file__).with_name("load_health.py")
 
@@ -113,8 +119,10 @@ def test_a_large_body_is_answered_and_not_kept(server: HealthServer) -> None:
 def test_a_body_without_end_is_cut_off(server: HealthServer) -> None:
     with connect(server) as client:
         client.sendall(b"POST / HTTP/1.1\r\n\r\n")
+        begin = time.monotonic()
         with pytest.raises(OSError, match=r"reset|[Bb]roken pipe"):
             send_on(client, b"x" * 65536, 0.0)
+        assert time.monotonic() - begin < LIFETIME_SECONDS / 2
     assert healthy(server)
 
 

@@ -127,6 +127,8 @@ CONTENT_TYPE = attribute("2a864886f70d010903", oid("2a864886f70d010701"))
         ({"digest_name": SHA1}, "a digest other than"),
         ({"signers": 0}, "exactly one signer"),
         ({"signers": 2}, "exactly one signer"),
+        ({"signer_fields": 3}, "a signer without a signature"),
+        ({"signer_fields": 5}, "expected tag 0x04"),
     ],
 )
 def test_a_signature_of_something_else_denies(

@@ -64,7 +64,8 @@ def test_a_runner_that_does_not_read_costs_no_time(
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as deaf:
         deaf.bind(str(tmp_path / "socket"))
         begin = time.monotonic()
-        assert not all(save() for _ in range(5000))
+        delivered = sum(save() for _ in range(2000))
+        assert 0 < delivered < 2000
         assert time.monotonic() - begin < 5
 
 
