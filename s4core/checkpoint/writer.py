@@ -36,9 +36,10 @@ from s4core.version import __version__
 
 _log = logging.getLogger(__name__)
 
-# Arrays are encoded in batches of about this many bytes of words: enough to fill a
-# GPU at once, little enough that a batch's bases fit beside it.
-_BATCH_BYTES: Final = 256 << 20
+# Arrays go to the pipeline in batches: large ones keep a GPU busy, and their blobs wait
+# in host memory; where every array brings its base along, a batch is smaller.
+_BATCH_BYTES: Final = 4 << 30
+_BATCH_BYTES_WITH_BASES: Final = 256 << 20
 
 __all__ = ["Previous", "Snapshot", "Writer", "array_keys", "snapshot_of", "take_snapshot"]
 
@@ -263,7 +264,9 @@ class Writer:
             CodecError: a chunk did not decode to the words it came from.
         """
         yield self.stream.begin()
-        for batch in _batches(self._waiting, self.snapshot.arrays):
+        deltas = self.previous is not None and self.previous.deltas
+        limit = _BATCH_BYTES_WITH_BASES if deltas else _BATCH_BYTES
+        for batch in _batches(self._waiting, self.snapshot.arrays, limit):
             jobs = [self._job(waiting) for waiting in batch]
             encoded = compress(jobs, profile=self.profile, verify=self.verify)
             for waiting, job, result in zip(batch, jobs, encoded, strict=True):
@@ -378,11 +381,13 @@ def _inline(array: Array) -> ArrayEntry:
     return ArrayEntry(array.dtype.name, array.words, digest.hex(), data=data)
 
 
-def _batches(waiting: Sequence[_Waiting], arrays: Sequence[Array]) -> Iterator[list[_Waiting]]:
+def _batches(
+    waiting: Sequence[_Waiting], arrays: Sequence[Array], limit_bytes: int
+) -> Iterator[list[_Waiting]]:
     batch: list[_Waiting] = []
     size = 0
     for item in waiting:
-        if batch and size + arrays[item.number].bytes > _BATCH_BYTES:
+        if batch and size + arrays[item.number].bytes > limit_bytes:
             yield batch
             batch, size = [], 0
         batch.append(item)
