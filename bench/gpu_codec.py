@@ -26,6 +26,10 @@ from s4core.dtypes import Layout
 from s4core.kernels import batches, staging, tables
 from s4core.kernels.runtime import kernel
 
+STAGES = (
+    *("choose", "encode", "offset", "seal", "compact"),
+    *("verify", "check", "decode", "digest"),
+)
 GPU = torch.device("cuda", 0)
 
 
@@ -58,16 +62,19 @@ def item_of(
     )
 
 
-def median_ms(call: Callable[[], None], repeat: int) -> float:
+def median_ms(call: Callable[[], object], repeat: int, inner: int = 5) -> float:
+    """Median over `repeat` of the time of a call, `inner` calls back to back."""
     call()
     times = []
     for _ in range(repeat):
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(1_000_000)  # so that launches wait for nothing but the device
         start.record()
-        call()
+        for _ in range(inner):
+            call()
         stop.record()
         stop.synchronize()
-        times.append(start.elapsed_time(stop))
+        times.append(start.elapsed_time(stop) / inner)
     return float(np.median(times))
 
 
@@ -93,6 +100,7 @@ class Stages:
         self.chunks = staging.to_device(chunks, GPU)
         self.blobs = staging.device_bytes(16 * self.blob_count, GPU)
         self.offsets = staging.device_bytes(8 * (self.blob_count + 1), GPU)
+        self.plans = staging.device_bytes(self.count * self.group.shape.plan_bytes, GPU)
         self.status = torch.zeros(self.count, dtype=torch.int32, device=GPU)
         self.back = [torch.empty_like(item.words) for item in self.items]
         back = self._target_table()
@@ -107,40 +115,50 @@ class Stages:
             table["words"][own] += np.uint64(move % 2**64)
         return table
 
-    def _run(self, file: str, name: str, shaped: bool, blocks: int, threads: int, *args: Any) -> None:
+    def _run(
+        self, file: str, name: str, shaped: bool, blocks: int, *args: Any, verify: bool = False
+    ) -> None:
         shape = self.group.shape if shaped else None
-        at = [np.uint64(a.data_ptr()) if isinstance(a, torch.Tensor) else np.uint32(a) for a in args]
-        kernel(file, name, shape, 0)(blocks, threads, torch.cuda.current_stream(), *at)
+        at = [np.uint64(a.data_ptr()) if torch.is_tensor(a) else np.uint32(a) for a in args]
+        threads = tables.OFFSET_THREADS if name == "s4_offsets" else tables.THREADS
+        run = kernel(file, name, shape, 0, verify=verify)
+        run(blocks, threads, torch.cuda.current_stream(), *at)
+
+    def choose(self) -> None:
+        self._run("encode.cu", "s4_choose", True, self.count, self.chunks, self.plans)
 
     def encode(self) -> None:
-        self._run("encode.cu", "s4_encode", True, self.count, 256, self.chunks, self.blobs)
+        self.choose()
+        for name in ("s4_encode_plain", "s4_encode"):
+            self._run("encode.cu", name, True, self.count, self.chunks, self.plans, self.blobs)
 
     def offset(self) -> None:
         args = (self.blobs, self.offsets, self.blob_count)
-        self._run("seal.cu", "s4_offsets", False, 1, 1024, *args)
+        self._run("seal.cu", "s4_offsets", False, 1, *args)
 
     def seal(self) -> None:
         args = (self.chunks, self.blobs, self.offsets, self.out, self.group.shape.planes)
-        blocks = -(-self.blob_count // 4)
-        self._run("seal.cu", "s4_seal", False, blocks, 128, *args, self.blob_count)
+        self._run("seal.cu", "s4_seal", False, self.blob_count, *args)
 
     def compact(self) -> None:
         self.encode()
         self.offset()
         self.seal()
 
+    def _decode(self, chunks: torch.Tensor, verify: bool) -> None:
+        args = (chunks, self.blobs, self.offsets, self.out, self.status)
+        for name in ("s4_decode_plain", "s4_decode"):
+            self._run("decode.cu", name, True, self.count, *args, verify=verify)
+
     def verify(self) -> None:
-        args = (self.chunks, self.blobs, self.offsets, self.out, self.status)
-        self._run("decode.cu", "s4_verify", True, self.count, 256, *args)
+        self._decode(self.chunks, True)
 
     def check(self) -> None:
         args = (self.blobs, self.offsets, self.out, self.status, self.group.shape.planes)
-        blocks = -(-self.blob_count // 4)
-        self._run("seal.cu", "s4_check", False, blocks, 128, *args, self.blob_count, 11)
+        self._run("seal.cu", "s4_check", False, self.blob_count, *args, 11)
 
     def decode(self) -> None:
-        args = (self.targets, self.blobs, self.offsets, self.out, self.status)
-        self._run("decode.cu", "s4_decode", True, self.count, 256, *args)
+        self._decode(self.targets, False)
 
     def digest(self) -> None:
         kernels.hashes.PieceHashes([i.words for i in self.items], torch.cuda.current_stream())
@@ -170,7 +188,17 @@ def bench_stages(name: str, items: list[kernels.DeviceItem], repeat: int) -> dic
     stages.prove()
     ms = {
         stage: median_ms(getattr(stages, stage), repeat)
-        for stage in ("encode", "offset", "seal", "compact", "verify", "check", "decode", "digest")
+        for stage in (
+            "choose",
+            "encode",
+            "offset",
+            "seal",
+            "compact",
+            "verify",
+            "check",
+            "decode",
+            "digest",
+        )
     }
     row: dict[str, Any] = {"case": name, "bytes": stages.raw, "ratio": stages.stored() / stages.raw}
     row["ms"] = {stage: round(t, 4) for stage, t in ms.items()}
@@ -201,7 +229,7 @@ def bench_end_to_end(parameters: int, repeat: int) -> dict[str, Any]:
     raw = sum(i.words.numel() * i.words.element_size() for i in items)
     flat = torch.empty(256 << 20, dtype=torch.uint8, device=GPU)
     host = torch.empty(256 << 20, dtype=torch.uint8, pin_memory=True)
-    copy_ms = median_ms(lambda: host.copy_(flat, non_blocking=True) and None, repeat)
+    copy_ms = median_ms(lambda: host.copy_(flat, non_blocking=True), repeat)
     times: dict[str, list[float]] = {"verify": [], "no verify": [], "decode": []}
     done: list[kernels.EncodedItem] = []
     backs = [torch.empty_like(i.words) for i in items]
@@ -255,7 +283,7 @@ def machine() -> dict[str, Any]:
 def bench_copy(repeat: int) -> dict[str, Any]:
     a = torch.empty(1 << 30, dtype=torch.uint8, device=GPU)
     b = torch.empty_like(a)
-    ms = median_ms(lambda: b.copy_(a) and None, repeat)
+    ms = median_ms(lambda: b.copy_(a), repeat)
     row = {"case": "device copy", "GB/s read+write": round(2 * (1 << 30) / ms / 1e6)}
     print(row, flush=True)
     return row
@@ -275,11 +303,13 @@ def main() -> int:
         words = weights(n, dtype)
         rows.append(bench_stages(f"{name}, {n >> 20} Mi", [item_of(words)], args.repeat))
         if dtype is not torch.float16:
-            base = words + weights(n, dtype, 9) * 0.01
-            for delta in ("xor", "zigzag"):
-                item = item_of(words, base, delta)
-                rows.append(bench_stages(f"{name}, {delta}", [item], args.repeat))
-            del base
+            # A small step leaves every plane to rANS, a large one only the first.
+            for gap, step in (("near", 0.01), ("far", 1.0)):
+                base = words + weights(n, dtype, 9) * step
+                for delta in ("xor", "zigzag"):
+                    item = item_of(words, base, delta)
+                    rows.append(bench_stages(f"{name}, {delta} {gap}", [item], args.repeat))
+                del base
         del words
         torch.cuda.empty_cache()
         if dtype is not torch.float16:

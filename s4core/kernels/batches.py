@@ -6,7 +6,7 @@ them that fits a byte budget. An item larger than the budget spans several batch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from s4core.kernels.items import DecodeItem, DeviceItem
-from s4core.kernels.tables import CHUNK_DTYPE, Shape, chunk_lengths, shape_of
+from s4core.kernels.tables import CHUNK_DTYPE, Shape, shape_of
 
 __all__ = ["Group", "cut", "groups"]
 
@@ -39,47 +39,51 @@ class Group:
     owner: NDArray[np.int64]
     first: NDArray[np.int64]
 
+    def runs(self, part: slice) -> Iterator[tuple[int, slice]]:
+        """Yield the members that a batch has chunks of, and which chunks."""
+        for member in range(int(self.owner[part.start]), int(self.owner[part.stop - 1]) + 1):
+            start, stop = int(self.first[member]), int(self.first[member + 1])
+            yield member, slice(max(start, part.start), min(stop, part.stop))
+
     def whose(self, chunk: int) -> tuple[int, int]:
         """Return the item's number, and the chunk's number within it."""
         member = int(self.owner[chunk])
         return self.members[member], chunk - int(self.first[member])
 
 
-def _words_of(item: DeviceItem | DecodeItem, shape: Shape) -> int:
-    return item.words.numel() * item.words.element_size() // shape.word_bytes
+def _column(values: Iterable[int]) -> NDArray[np.int64]:
+    # Addresses fit: device memory lies below 2^63.
+    return np.fromiter(values, dtype=np.int64)
 
 
-def _rows(item: DeviceItem | DecodeItem, shape: Shape) -> NDArray[np.void]:
-    """Return the chunk table of one item."""
+def _group(shape: Shape, members: list[int], items: Sequence[DeviceItem | DecodeItem]) -> Group:
+    own = [items[number] for number in members]
+    words = _column(i.words.numel() * i.words.element_size() for i in own) // shape.word_bytes
     # In layout `words` a chunk holds the same bytes, counted one by one.
-    chunk_words = item.chunk_words * (item.dtype.word_bytes // shape.word_bytes)
-    lengths = chunk_lengths(_words_of(item, shape), chunk_words)
-    rows = np.zeros(len(lengths), CHUNK_DTYPE)
-    offset = np.arange(len(lengths), dtype=np.uint64) * np.uint64(chunk_words * shape.word_bytes)
-    rows["words"] = np.uint64(item.words.data_ptr()) + offset
-    if item.base is not None:
-        rows["base"] = np.uint64(item.base.data_ptr()) + offset
-    rows["n"] = lengths
-    if isinstance(item, DeviceItem):
-        rows["sub"] = item.sub_block
-    return rows
+    length = _column(i.chunk_words * (i.dtype.word_bytes // shape.word_bytes) for i in own)
+    counts = -(-words // length)
+    first = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+    owner = np.repeat(np.arange(len(own)), counts)
+    before = (np.arange(len(owner)) - first[owner]) * length[owner]
+    chunks = np.zeros(len(owner), CHUNK_DTYPE)
+    chunks["n"] = np.minimum(length[owner], words[owner] - before)
+    chunks["words"] = _column(i.words.data_ptr() for i in own)[owner] + before * shape.word_bytes
+    if shape.delta:
+        bases = _column(0 if i.base is None else i.base.data_ptr() for i in own)
+        chunks["base"] = bases[owner] + before * shape.word_bytes
+    chunks["sub"] = _column(i.sub_block if isinstance(i, DeviceItem) else 0 for i in own)[owner]
+    return Group(shape, members, chunks, owner, first)
 
 
 def groups(items: Sequence[Item]) -> Iterator[Group]:
-    """Put the chunks of `items` together by shape."""
+    """Put the chunks of `items` together by shape; items without words are in none."""
     by_shape: dict[Shape, list[int]] = {}
     for number, item in enumerate(items):
-        by_shape.setdefault(shape_of(item.dtype, item.layout, item.delta), []).append(number)
+        if item.words.numel():
+            shape = shape_of(item.dtype, item.layout, item.delta)
+            by_shape.setdefault(shape, []).append(number)
     for shape, members in by_shape.items():
-        tables = [_rows(items[number], shape) for number in members]
-        counts = np.array([len(table) for table in tables], dtype=np.int64)
-        yield Group(
-            shape=shape,
-            members=members,
-            chunks=np.concatenate(tables),
-            owner=np.repeat(np.arange(len(members)), counts),
-            first=np.concatenate((np.zeros(1, np.int64), np.cumsum(counts))),
-        )
+        yield _group(shape, members, items)
 
 
 def cut(costs: NDArray[np.int64], budget: int) -> Iterator[slice]:

@@ -8,7 +8,9 @@
 constexpr u32 EXACT_BELOW = 65536;
 constexpr u32 UNIT = 256, SAMPLE_EVERY = 16;
 constexpr u32 RAW_BITS = 513802;  // 7.84 bits a symbol, in 1/65536 bit
-constexpr int COPIES = 8 / W;     // histograms of a plane that the warps share; 8 KB in all
+// Histograms of a plane, 16 KB in all. Neighbouring lanes count in different ones, which lie side by side
+// in different banks, because the symbols of one access are often equal.
+constexpr int COPIES = 16 / W;
 
 struct Verdicts {
     u32 codec[W];
@@ -19,14 +21,20 @@ struct Verdicts {
     u16 freq[W][256];
 };
 
-// Count `count` words of a quad into this warp's histograms of the planes in `planes`.
+// Count `count` words of a quad into this lane's histograms of the planes in `planes`.
 __device__ __forceinline__ void tally(u32* hist, const Planes& s, u32 count, u32 planes) {
     #pragma unroll
     for (int p = 0; p < W; ++p) {
         if (!(planes >> p & 1)) continue;
+        u32* mine = hist + COPIES * 256 * p;
+        const u32 first = s.p[p] & 255;
+        if (count == 4 && s.p[p] == first * 0x01010101u) {
+            atomicAdd(&mine[COPIES * first], 4u);
+            continue;
+        }
         #pragma unroll
         for (u32 j = 0; j < 4; ++j)
-            if (j < count) atomicAdd(&hist[256 * p + (s.p[p] >> (8 * j) & 255)], 1u);
+            if (j < count) atomicAdd(&mine[COPIES * (s.p[p] >> (8 * j) & 255)], 1u);
     }
 }
 
@@ -53,19 +61,23 @@ __device__ __noinline__ void count_planes(u32* hist, const Chunk& c, u32 planes,
     const u32 step = exact ? 1 : SAMPLE_EVERY;
     const u32 units = pieces_of(pieces_of(c.sub, UNIT), step);  // counted units of a sub-block
     const u32 total = pieces_of(c.n, c.sub) * units;
-    u32* mine = hist + (warp % COPIES) * (W * 256);
+    u32* mine = hist + lane % COPIES;
     for (u32 t = warp; t < total; t += WARPS) {
         const u32 at = t / units * c.sub, start = at + t % units * step * UNIT;
         const u32 stop = least(least(at + c.sub, c.n), start + UNIT);
         if (start < stop) tally_unit(mine, c, start, stop, planes, lane);
     }
     __syncthreads();
-    for (u32 i = tid; i < W * 256; i += THREADS) {
-        u32 sum = hist[i];
+    u32 sum[W];
+    #pragma unroll
+    for (int p = 0; p < W; ++p) {
+        sum[p] = 0;
         #pragma unroll
-        for (int k = 1; k < COPIES; ++k) sum += hist[k * W * 256 + i];
-        hist[i] = sum;
+        for (int k = 0; k < COPIES; ++k) sum[p] += hist[COPIES * (256 * p + tid) + (k + tid) % COPIES];
     }
+    __syncthreads();
+    #pragma unroll
+    for (int p = 0; p < W; ++p) hist[256 * p + tid] = sum[p];
     __syncthreads();
 }
 

@@ -63,6 +63,18 @@ struct Blob {
     u16 zero;
 };
 
+// Tell the compiler that an address from a table is one of global memory: generic accesses are slower.
+template <class T> __device__ __forceinline__ T* global(u64 address) {
+    T* p = reinterpret_cast<T*>(address);
+#ifdef __CUDA_ARCH__
+    __builtin_assume(__isGlobal(p));
+#endif
+    return p;
+}
+template <class T> __device__ __forceinline__ T* global(const void* address) {
+    return global<T>(reinterpret_cast<u64>(address));
+}
+
 __device__ __forceinline__ u32 pad16(u32 x) { return (x + 15u) & ~15u; }
 __device__ __forceinline__ u32 least(u32 a, u32 b) { return a < b ? a : b; }
 __device__ __forceinline__ u32 pieces_of(u32 n, u32 size) { return (n + size - 1) / size; }

@@ -2,15 +2,23 @@
 //
 // Everything a blob says is validated before it is used (FORMAT.md section 4.2); a damaged blob gives a
 // status, never an access out of bounds: table slots are masked to the table, cursors to the ring, and
-// every load from the stream is bounded by lengths that were checked. s4_decode writes words. s4_verify
-// takes the same way and compares the planes with those of the words instead.
+// every load from the stream is bounded by lengths that were checked. With -DS4_VERIFY=1 the same way is
+// taken and the planes are compared with those of the words instead.
 //
-// A chunk with several rans planes takes one pass for each. In s4_decode the coded words then lie in
-// the destination between passes, and the last pass undoes the delta.
+// Most chunks of weights have plane 0 in rans and all others raw: a kernel of their own, which needs fewer
+// registers. Elsewhere a chunk takes one pass for each rans plane; the coded words then lie in the
+// destination between passes, and the last pass undoes the delta.
 #include "words.cuh"
 
-constexpr u32 RING = 512, GROUP = 128;
-constexpr int AHEAD = W <= 4 ? 4 : 2;
+#ifndef S4_VERIFY
+#define S4_VERIFY 0
+#endif
+constexpr bool VERIFY = S4_VERIFY != 0;
+
+constexpr u32 GROUP = 128;          // symbols that 32 lanes take in four steps
+constexpr u32 HALF_BYTES = 512;     // of the ring of words; half of it is filled at a time
+constexpr u32 RING_BYTES = 2 * HALF_BYTES;
+constexpr u32 MIRROR_BYTES = 2 * GROUP;  // the ring's end once more before its start: no wrap within a group
 
 // What can be wrong with a chunk; status = fault | plane << 8. Kept in step with faults.py.
 enum Fault : u32 {
@@ -19,16 +27,19 @@ enum Fault : u32 {
 
 struct DecodeShared {
     u32 table[4096];       // symbol << 24 | (slot - cum) << 12 | f
-    u16 ring[WARPS][RING];
+    uint4 ring[WARPS][(MIRROR_BYTES + RING_BYTES) / 16];
     u32 start[256];        // where each sub-block lies in the blob
     u32 freq[256], cum[256];
     u32 sums[WARPS];
     u8 expand[W][128];     // bitpack: code to symbol
     u32 codec[W], length[W], fill[W], width[W];
     const u8* blob[W];
+    const u32* patches[WARPS];  // of each warp's sub-block
+    u32 patch_count[WARPS];     // of them not applied yet
     u32 k, nsub, sub;      // of the rans plane of this pass
     u32 fault;
 };
+__shared__ DecodeShared sh;
 
 // How one pass meets the words.
 struct Pass {
@@ -37,42 +48,42 @@ struct Pass {
     bool first, last;
 };
 
-__device__ __forceinline__ void fail(DecodeShared& sh, u32 fault, u32 plane) {
+__device__ __forceinline__ void fail(u32 fault, u32 plane) {
     atomicMax(&sh.fault, fault | plane << 8);
 }
 
 __device__ __forceinline__ u32 byte_to_word(u32 b) { return (b & 255) * 0x01010101u; }
 
 // Check a raw or bitpack plane and make it ready. All threads.
-__device__ __noinline__ void open_raw(DecodeShared& sh, u32 n, u32 p) {
+__device__ __noinline__ void open_raw(u32 n, u32 p) {
     const u32 i = n + threadIdx.x;
-    if (sh.length[p] != pad16(n)) fail(sh, LENGTH, p);
-    else if (i < pad16(n) && sh.blob[p][i]) fail(sh, PADDING, p);
+    if (sh.length[p] != pad16(n)) fail(LENGTH, p);
+    else if (i < pad16(n) && sh.blob[p][i]) fail(PADDING, p);
 }
 
-__device__ __noinline__ void open_bitpack(DecodeShared& sh, u32 n, u32 p) {
+__device__ __noinline__ void open_bitpack(u32 n, u32 p) {
     const u32 tid = threadIdx.x;
     const u8* blob = sh.blob[p];
     if (sh.length[p] < 16) {
-        fail(sh, LENGTH, p);
+        fail(LENGTH, p);
         return;
     }
     const u32* h = reinterpret_cast<const u32*>(blob);
     const u32 mask = blob[0], base = blob[1], w = __popc(mask);
     if (w < 1 || w > 7 || (base & mask) || h[0] >> 16 || h[1] != n || h[2] || h[3]) {
-        fail(sh, HEADER, p);
+        fail(HEADER, p);
         return;
     }
     const u64 packed = (u64)w * pieces_of(n, 8), bits = (u64)w * n;
     if (sh.length[p] != ((16 + packed + 15) & ~15ull)) {
-        fail(sh, LENGTH, p);
+        fail(LENGTH, p);
         return;
     }
     // Bits after the last symbol: at most 15 bytes of padding and those of absent symbols.
     const u64 at = bits / 8 + tid;
     if (16 + at < sh.length[p]) {
         const u32 v = tid == 0 ? blob[16 + at] >> (bits & 7) : blob[16 + at];
-        if (v) fail(sh, PADDING, p);
+        if (v) fail(PADDING, p);
     }
     if (tid < (1u << w)) {
         u32 s = base, bit = 0;
@@ -83,20 +94,20 @@ __device__ __noinline__ void open_bitpack(DecodeShared& sh, u32 n, u32 p) {
     if (tid == 0) sh.width[p] = w;
 }
 
-__device__ __forceinline__ void open_plane(DecodeShared& sh, u32 n, u32 p, u32 param) {
+__device__ __forceinline__ void open_plane(u32 n, u32 p, u32 param) {
     const u32 codec = sh.codec[p];
     if (codec == CONST) {
-        if (sh.length[p]) fail(sh, LENGTH, p);
+        if (sh.length[p]) fail(LENGTH, p);
         return;
     }
-    if (param) fail(sh, CODEC, p);
-    if (codec == RAW) open_raw(sh, n, p);
-    else if (codec == BITPACK) open_bitpack(sh, n, p);
-    else if (codec != RANS) fail(sh, CODEC, p);
+    if (param) fail(CODEC, p);
+    if (codec == RAW) open_raw(n, p);
+    else if (codec == BITPACK) open_bitpack(n, p);
+    else if (codec != RANS) fail(CODEC, p);
 }
 
 // Read the head of a rans blob. Thread 0; false if it cannot be used.
-__device__ __noinline__ bool open_head(DecodeShared& sh, u32 n, u32 p, u32& present) {
+__device__ __noinline__ bool open_head(u32 n, u32 p, u32& present) {
     const u8* b = sh.blob[p];
     const u32* h = reinterpret_cast<const u32*>(b);
     const u32 length = sh.length[p];
@@ -112,7 +123,7 @@ __device__ __noinline__ bool open_head(DecodeShared& sh, u32 n, u32 p, u32& pres
 }
 
 // Lengths of the sub-blocks from the directory. Thread 0; false if they do not fill the blob.
-__device__ __noinline__ bool open_directory(DecodeShared& sh, u32 p, u32 present) {
+__device__ __noinline__ bool open_directory(u32 p, u32 present) {
     const u32 at = 48 + pad16(2 * present);
     const u32* dir = reinterpret_cast<const u32*>(sh.blob[p] + at);
     u64 place = at + pad16(4 * sh.nsub);
@@ -131,7 +142,7 @@ __device__ __noinline__ bool open_directory(DecodeShared& sh, u32 p, u32 present
 }
 
 // Frequencies, checked, and their prefix sums. All threads.
-__device__ __forceinline__ void read_table(DecodeShared& sh, u32 p, u32 present) {
+__device__ __forceinline__ void read_table(u32 p, u32 present) {
     const u32 s = threadIdx.x, lane = s & 31, warp = s >> 5;
     const u32* h = reinterpret_cast<const u32*>(sh.blob[p]);
     const u16* f = reinterpret_cast<const u16*>(sh.blob[p] + 48);
@@ -139,8 +150,8 @@ __device__ __forceinline__ void read_table(DecodeShared& sh, u32 p, u32 present)
     u32 rank = __popc(h[4 + warp] & ((1u << lane) - 1));
     for (u32 i = 0; i < warp; ++i) rank += __popc(h[4 + i]);
     const u32 mine = here ? f[rank] : 0;
-    if (here && (mine < 1 || mine >= (1u << sh.k))) fail(sh, TABLE, p);
-    if (s < (pad16(2 * present) - 2 * present) / 2 && f[present + s]) fail(sh, PADDING, p);
+    if (here && (mine < 1 || mine >= (1u << sh.k))) fail(TABLE, p);
+    if (s < (pad16(2 * present) - 2 * present) / 2 && f[present + s]) fail(PADDING, p);
     const u32 inside = warp_prefix(mine, lane);
     if (lane == 31) sh.sums[warp] = inside + mine;
     __syncthreads();
@@ -149,13 +160,13 @@ __device__ __forceinline__ void read_table(DecodeShared& sh, u32 p, u32 present)
         if (i < warp) before += sh.sums[i];
         sum += sh.sums[i];
     }
-    if (s == 0 && sum != (1u << sh.k)) fail(sh, TABLE, p);
+    if (s == 0 && sum != (1u << sh.k)) fail(TABLE, p);
     sh.freq[s] = mine;
     sh.cum[s] = before;
 }
 
 // Whether a fault was found so far: the same answer in all threads, before any of them goes on.
-__device__ __forceinline__ bool faulty(const DecodeShared& sh) {
+__device__ __forceinline__ bool faulty() {
     __syncthreads();
     const bool bad = sh.fault != OK;
     __syncthreads();
@@ -163,20 +174,20 @@ __device__ __forceinline__ bool faulty(const DecodeShared& sh) {
 }
 
 // Validate the rans blob of plane p and fill the table. All threads; false if it cannot be used.
-__device__ __noinline__ bool open_rans(DecodeShared& sh, u32 n, u32 p) {
+__device__ __noinline__ bool open_rans(u32 n, u32 p) {
     const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     __syncthreads();
     if (threadIdx.x == 0) {
         u32 present = 0;
-        if (!open_head(sh, n, p, present)) fail(sh, HEADER, p);
-        else if (!open_directory(sh, p, present)) fail(sh, DIRECTORY, p);
+        if (!open_head(n, p, present)) fail(HEADER, p);
+        else if (!open_directory(p, present)) fail(DIRECTORY, p);
         sh.sums[0] = present;
     }
     __syncthreads();
     const u32 present = sh.sums[0];
-    if (faulty(sh)) return false;
-    read_table(sh, p, present);
-    if (faulty(sh)) return false;
+    if (faulty()) return false;
+    read_table(p, present);
+    if (faulty()) return false;
     for (u32 i = 0; i < 32; ++i) {
         const u32 s = 32 * warp + i, f = sh.freq[s], cum = sh.cum[s];
         for (u32 t = lane; t < f; t += 32) sh.table[cum + t] = s << 24 | t << 12 | f;
@@ -186,7 +197,7 @@ __device__ __noinline__ bool open_rans(DecodeShared& sh, u32 n, u32 p) {
 }
 
 // Four symbols of a bitpack plane.
-__device__ __noinline__ u32 unpack(const DecodeShared& sh, u32 p, u32 at) {
+__device__ __noinline__ u32 unpack(u32 p, u32 at) {
     const u32 w = sh.width[p];
     const u64 bit = (u64)at * w;
     const u8* from = sh.blob[p] + 16 + bit / 8;
@@ -200,52 +211,78 @@ __device__ __noinline__ u32 unpack(const DecodeShared& sh, u32 p, u32 at) {
     return symbols;
 }
 
-// The planes of a pass that are not rans: `raw` holds those read ahead.
-template <bool TAIL>
-__device__ __forceinline__ Planes other_planes(
-    const DecodeShared& sh, const Planes& raw, u32 packed, u32 raws, u32 at, u32 count) {
-    Planes s;
-    #pragma unroll
-    for (int p = 0; p < W; ++p) {
-        s.p[p] = raws >> p & 1 ? raw.p[p] : sh.fill[p];
-        if ((packed >> p & 1) && (!TAIL || count)) s.p[p] = unpack(sh, p, at);
-    }
-    return s;
-}
+// Where the planes of a pass that are not rans come from; in registers.
+struct Others {
+    const u8* raw[W];
+    Planes fill;
+    u32 raws, packed;  // which are raw, and bitpack
 
-__device__ __forceinline__ Planes read_raw(const DecodeShared& sh, u32 raws, u32 at) {
-    Planes s;
-    #pragma unroll
-    for (int p = 0; p < W; ++p) {
-        s.p[p] = 0;
-        if (raws >> p & 1) s.p[p] = *reinterpret_cast<const u32*>(sh.blob[p] + at);
+    __device__ __forceinline__ void load(u32 raw_planes, u32 packed_planes) {
+        raws = raw_planes;
+        packed = packed_planes;
+        #pragma unroll
+        for (int p = 0; p < W; ++p) {
+            raw[p] = sh.blob[p];
+            fill.p[p] = sh.fill[p];
+        }
     }
-    return s;
+    // The raw planes; PLAIN: all but plane 0, which is left as it is.
+    template <bool PLAIN> __device__ __forceinline__ void read(Planes& s, u32 at) const {
+        #pragma unroll
+        for (int p = PLAIN ? 1 : 0; p < W; ++p) {
+            if (!PLAIN) s.p[p] = fill.p[p];
+            if (PLAIN || (raws >> p & 1)) s.p[p] = *global<const u32>(raw[p] + at);
+        }
+    }
+    // The planes that were not read ahead.
+    template <bool PLAIN> __device__ __forceinline__ void complete(Planes& s, u32 at) const {
+        if (PLAIN || !packed) return;
+        #pragma unroll
+        for (int p = 0; p < W; ++p)
+            if (packed >> p & 1) s.p[p] = unpack(p, at);
+    }
+};
+
+// What a pass needs from memory for four words beside the rans plane's symbols.
+struct Near {
+    Planes others;
+    Quad seen;  // VERIFY: the words; else, after the first pass: what is in the destination
+    Quad base;
+};
+
+// WHOLE: the pass yields all planes, so it is the first and the last.
+template <bool TAIL, bool WHOLE>
+__device__ __forceinline__ void look(Near& near, const Chunk& c, const Pass& pass, u32 at, u32 count) {
+    const u8* words = global<const u8>(c.words) + (u64)at * W;
+    const u8* base = global<const u8>(c.base) + (u64)at * W;
+    if (VERIFY || (!WHOLE && !pass.first)) near.seen = TAIL ? load_tail(words, count) : load_quad(words);
+    if (DELTA != 0 && (VERIFY || WHOLE || pass.last)) near.base = TAIL ? load_tail(base, count) : load_quad(base);
 }
 
 // Meets four decoded words with memory. VERIFY: returns non-zero where planes differ from the words'.
-template <bool VERIFY, bool TAIL>
-__device__ __forceinline__ u32 meet(const Chunk& c, const Pass& pass, Planes s, u32 at, u32 count) {
+template <bool TAIL, bool WHOLE>
+__device__ __forceinline__ u32 meet(const Near& near, const Chunk& c, const Pass& pass, u32 at, u32 count) {
+    Planes s = near.others;
     if constexpr (VERIFY) {
-        const Planes want = split(TAIL ? coded_tail(c, at, count) : coded_quad(c, at));
+        Quad coded = near.seen;
+        if constexpr (DELTA != 0) coded = apply_delta(near.seen, near.base);
+        const Planes want = split(coded);
         u32 diff = 0;
-        const u32 keep = count == 4 ? ~0u : (1u << (8 * count)) - 1;
         #pragma unroll
         for (int p = 0; p < W; ++p)
-            if (pass.planes >> p & 1) diff |= s.p[p] ^ want.p[p];
-        return TAIL ? diff & keep : diff;
+            if (WHOLE || (pass.planes >> p & 1)) diff |= s.p[p] ^ want.p[p];
+        return TAIL && count < 4 ? diff & ((1u << (8 * count)) - 1) : diff;
     } else {
-        u8* to = reinterpret_cast<u8*>(c.words) + (u64)at * W;
-        const u8* base = reinterpret_cast<const u8*>(c.base) + (u64)at * W;
-        if (!pass.first) {
-            const Planes old = split(TAIL ? load_tail(to, count) : load_quad(to));
+        if (!WHOLE && !pass.first) {
+            const Planes old = split(near.seen);
             #pragma unroll
             for (int p = 0; p < W; ++p)
                 if (!(pass.planes >> p & 1)) s.p[p] = old.p[p];
         }
         Quad q = join(s);
         if constexpr (DELTA != 0)
-            if (pass.last) q = undo_delta(q, TAIL ? load_tail(base, count) : load_quad(base));
+            if (WHOLE || pass.last) q = undo_delta(q, near.base);
+        u8* to = global<u8>(c.words) + (u64)at * W;
         if constexpr (TAIL) store_tail(to, q, count);
         else store_quad(to, q);
         return 0;
@@ -253,184 +290,252 @@ __device__ __forceinline__ u32 meet(const Chunk& c, const Pass& pass, Planes s, 
 }
 
 // A pass without a rans plane. All threads.
-template <bool VERIFY>
-__device__ __noinline__ u32 plain_pass(DecodeShared& sh, const Chunk& c, const Pass& pass, u32 raws, u32 packed) {
+__device__ __noinline__ u32 pass_without_rans(const Chunk& c, u32 raws, u32 packed) {
+    const Pass pass = {W, (1u << W) - 1, true, true};
+    Others others;
+    others.load(raws, packed);
     u32 diff = 0;
     for (u32 at = 4 * threadIdx.x; at < c.n; at += 4 * THREADS) {
         const u32 count = count_at(at, c.n);
-        const Planes raw = read_raw(sh, raws, at);
-        const Planes s = other_planes<true>(sh, raw, packed, raws, at, count);
-        diff |= count == 4 ? meet<VERIFY, false>(c, pass, s, at, 4) : meet<VERIFY, true>(c, pass, s, at, count);
+        Near near;
+        others.read<false>(near.others, at);
+        others.complete<false>(near.others, at);
+        look<true, true>(near, c, pass, at, count);
+        diff |= meet<true, true>(near, c, pass, at, count);
     }
     return diff;
 }
 
-// The words of a sub-block, handed out from the end; a ring of two halves, the third read ahead.
+// The words of a sub-block, handed out from the end. The ring holds the half that the cursor is in and the
+// one below it; the next one waits in registers.
 struct Words {
+    u8* ring;      // of this warp, behind the mirror
+    u32 place;     // the same as an address of shared memory; 0 on the host
     const u8* from;
     u32 bytes;     // of the words, padded
-    int left;      // words not handed out yet
-    int block;     // half that holds word left - 1
-    uint4 ahead;   // this lane's part of half block - 2
+    int left;      // bytes of the words not handed out yet
+    int half;      // number of the half that holds the last of them
+    uint4 ahead;   // this lane's part of half - 2
 
-    __device__ __forceinline__ uint4 read(int b, u32 lane) const {
-        const u32 at = (u32)b * RING + 16 * lane;  // RING / 2 words are RING bytes
-        if (b < 0 || at >= bytes) return make_uint4(0, 0, 0, 0);
-        return *reinterpret_cast<const uint4*>(from + at);
+    __device__ __forceinline__ uint4 read(int h, u32 lane) const {
+        const u32 at = (u32)h * HALF_BYTES + 16 * lane;
+        if (h < 0 || at >= bytes) return make_uint4(0, 0, 0, 0);
+        return *global<const uint4>(from + at);
     }
-    static __device__ __forceinline__ void put(u16* ring, int b, u32 lane, const uint4& v) {
-        *reinterpret_cast<uint4*>(&ring[(b & 1) * (RING / 2) + 8 * lane]) = v;
+    __device__ __forceinline__ void put(int h, u32 lane, const uint4& v) {
+        const u32 at = (u32)(h & 1) * HALF_BYTES + 16 * lane;
+        *reinterpret_cast<uint4*>(ring + at) = v;
+        if (at >= RING_BYTES - MIRROR_BYTES) *reinterpret_cast<uint4*>(ring + at - RING_BYTES) = v;
     }
-    __device__ __forceinline__ void start(u16* ring, const u8* at, u32 words, u32 lane) {
+    __device__ __forceinline__ void start(uint4* shared, const u8* at, u32 words, u32 lane) {
+        ring = reinterpret_cast<u8*>(shared) + MIRROR_BYTES;
+#ifdef __CUDA_ARCH__
+        place = (u32)__cvta_generic_to_shared(ring);
+#else
+        place = 0;
+#endif
         from = at;
         bytes = pad16(2 * words);
-        left = (int)words;
-        block = (left + (int)RING / 2 - 1) / (int)(RING / 2) - 1;
-        put(ring, block, lane, read(block, lane));
-        put(ring, block - 1, lane, read(block - 1, lane));
-        ahead = read(block - 2, lane);
+        left = (int)(2 * words);
+        half = (left + (int)HALF_BYTES - 1) / (int)HALF_BYTES - 1;
+        put(half, lane, read(half, lane));
+        put(half - 1, lane, read(half - 1, lane));
+        ahead = read(half - 2, lane);
         __syncwarp();
     }
-    // Keep the 128 words below the cursor in the ring.
-    __device__ __forceinline__ void refill(u16* ring, u32 lane) {
-        if (left > block * (int)(RING / 2)) return;
+    // Keep the words of one more group in the ring.
+    __device__ __forceinline__ void refill(u32 lane) {
+        if (left > half * (int)HALF_BYTES) return;
         __syncwarp();
-        put(ring, block - 2, lane, ahead);
-        --block;
-        ahead = read(block - 2, lane);
+        put(half - 2, lane, ahead);
+        --half;
+        ahead = read(half - 2, lane);
         __syncwarp();
     }
 };
 
-// One step of a lane; returns its symbol in the top byte.
-__device__ __forceinline__ u32 step(
-    const DecodeShared& sh, const u16* ring, Words& words, u32& x, u32 k, bool active, u32 from_here) {
-    const u32 e = sh.table[x & ((1u << k) - 1)];
-    const u32 y = (e & 0xfff) * (x >> k) + (e >> 12 & 0xfff);
+// A lane takes a word if it needs one: of the lanes that do, the highest takes the last word.
+__device__ __forceinline__ void renormalise(
+    const Words& words, u32& cursor, u32& x, u32 y, bool active, u32 from_here) {
     const bool need = active && y < LOW;
     const u32 who = __ballot_sync(ALL_LANES, need);
-    const u32 word = ring[(words.left - __popc(who & from_here)) & (RING - 1)];
-    words.left -= __popc(who);
-    x = need ? y << 16 | word : active ? y : x;
+    const u32 at = cursor - 2 * __popc(who & from_here);
+    const u32 word = *reinterpret_cast<const u16*>(words.ring + (int)(at - words.place));
+    cursor -= 2 * __popc(who);
+    if (active) x = need ? y << 16 | word : y;
+}
+
+// The same where all lanes are active. The compiler turns the C++ into two compares and a move more a step.
+__device__ __forceinline__ void renormalise_all(const Words& words, u32& cursor, u32& x, u32 y, u32 from_here) {
+#ifdef __CUDA_ARCH__
+    x = y;
+    asm volatile(
+        "{\n\t.reg .pred p;\n\t.reg .b32 t, u;\n\t"
+        "setp.lt.u32 p, %0, 32768;\n\t"
+        "vote.sync.ballot.b32 u, p, 0xffffffff;\n\t"
+        "and.b32 t, u, %2;\n\t"
+        "popc.b32 t, t;\n\t"
+        "mad.lo.s32 t, t, -2, %1;\n\t"
+        "ld.shared.u16 t, [t];\n\t"
+        "popc.b32 u, u;\n\t"
+        "mad.lo.s32 %1, u, -2, %1;\n\t"
+        "@p prmt.b32 %0, t, %0, 0x5410;\n\t}"
+        : "+r"(x), "+r"(cursor) : "r"(from_here) : "memory");
+#else
+    renormalise(words, cursor, x, y, true, from_here);
+#endif
+}
+
+// One step of a lane; returns its table entry, whose top byte is the symbol.
+template <bool FULL>
+__device__ __forceinline__ u32 step(
+    const Words& words, u32& cursor, u32& x, u32 k, bool active, u32 from_here) {
+    const u32 e = sh.table[x & ((1u << k) - 1)];
+    const u32 y = (e & 0xfff) * (x >> k) + (e >> 12 & 0xfff);
+    if (FULL) renormalise_all(words, cursor, x, y, from_here);
+    else renormalise(words, cursor, x, y, active, from_here);
     return e;
 }
 
 template <bool FULL>
 __device__ __forceinline__ u32 group(
-    const DecodeShared& sh, u16* ring, Words& words, u32& x, u32 k, u32 lane, u32 count) {
+    Words& words, u32& x, u32 k, u32 lane, u32 count) {
     const u32 from_here = ~0u << lane;
-    const u32 e3 = step(sh, ring, words, x, k, FULL || count > 3, from_here);
-    const u32 e2 = step(sh, ring, words, x, k, FULL || count > 2, from_here);
-    const u32 e1 = step(sh, ring, words, x, k, FULL || count > 1, from_here);
-    const u32 e0 = step(sh, ring, words, x, k, FULL || count > 0, from_here);
-    words.refill(ring, lane);
+    const u32 start = words.place + (words.left & (RING_BYTES - 1));
+    u32 cursor = start;
+    const u32 e3 = step<FULL>(words, cursor, x, k, count > 3, from_here);
+    const u32 e2 = step<FULL>(words, cursor, x, k, count > 2, from_here);
+    const u32 e1 = step<FULL>(words, cursor, x, k, count > 1, from_here);
+    const u32 e0 = step<FULL>(words, cursor, x, k, count > 0, from_here);
+    words.left -= (int)(start - cursor);
+    words.refill(lane);
     return __byte_perm(__byte_perm(e0, e1, 0x0073), __byte_perm(e2, e3, 0x0073), 0x5410);
 }
 
-// The patches of a sub-block, taken from the last to the first as decoding goes backwards.
-struct Patches {
-    const u32* list;
-    u32 count;  // not applied yet
-    int next;   // position of the last of them, -1 if there is none
-
-    __device__ __forceinline__ void load() { next = count ? (int)(list[count - 1] & 0xffffff) : -1; }
-};
-
-// Apply the last patches of a list that lie at or behind group_at; the symbols, and how many patches are left.
-__device__ __noinline__ uint2 apply_patches(const u32* list, u32 count, u32 symbols, u32 group_at, u32 lane) {
-    for (; count; --count) {
-        const u32 at = list[count - 1] & 0xffffff, s = list[count - 1] >> 24;
-        if (at < group_at) break;
-        const u32 bit = 8 * (at & 3);
-        if ((at - group_at) >> 2 == lane) symbols = (symbols & ~(255u << bit)) | s << bit;
-    }
-    return make_uint2(symbols, count);
+// Position of the last patch of this warp's sub-block that is not applied yet, -1 if there is none.
+__device__ __forceinline__ int next_patch(u32 warp) {
+    const u32 count = sh.patch_count[warp];
+    return count ? (int)(sh.patches[warp][count - 1] & 0xffffff) : -1;
 }
 
-__device__ __forceinline__ u32 patch(Patches& t, u32 symbols, u32 group_at, u32 lane) {
-    if (t.next < (int)group_at) return symbols;
-    const uint2 r = apply_patches(t.list, t.count, symbols, group_at, lane);
-    t.count = r.y;
-    t.load();
-    return r.x;
+// Apply the patches at or behind group_at, which come last first as decoding goes backwards. One warp.
+__device__ __noinline__ u32 apply_patches(u32 symbols, u32 group_at) {
+    const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    u32 count = sh.patch_count[warp];
+    for (; count; --count) {
+        const u32 t = sh.patches[warp][count - 1], at = t & 0xffffff, bit = 8 * (at & 3);
+        if (at < group_at) break;
+        if ((at - group_at) >> 2 == lane) symbols = (symbols & ~(255u << bit)) | t >> 24 << bit;
+    }
+    __syncwarp();
+    if (lane == 0) sh.patch_count[warp] = count;
+    __syncwarp();
+    return symbols;
+}
+
+__device__ __forceinline__ u32 patched(int& next, u32 symbols, u32 group_at) {
+    if (next < (int)group_at) return symbols;
+    symbols = apply_patches(symbols, group_at);
+    next = next_patch(threadIdx.x >> 5);
+    return symbols;
 }
 
 // Check states and patches of a sub-block before they are used. One warp.
-__device__ __forceinline__ bool open_sub(
-    DecodeShared& sh, u32 p, u32 x, const Words& w, const Patches& t, u32 words, u32 length, u32 lane) {
-    u32 fault = x < LOW || x >> 31 ? STATES : OK;
-    const u16* tail = reinterpret_cast<const u16*>(w.from);
-    if (lane < 8 && words + lane < w.bytes / 2 && tail[words + lane]) fault = PADDING;
-    for (u32 i = lane; i < pad16(4 * t.count) / 4; i += 32) {
-        const u32 v = t.list[i], at = v & 0xffffff;
-        if (i >= t.count) {
-            if (v) fault = PADDING;
-        } else if (at >= length || (i && (t.list[i - 1] & 0xffffff) >= at)) {
+__device__ __noinline__ bool open_sub(u32 p, const u8* at, u32 entry, u32 length) {
+    const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const u32 words = entry & 0xffffff, end = pad16(2 * words), count = entry >> 24;
+    const u32 state = reinterpret_cast<const u32*>(at)[lane];
+    const u16* word = reinterpret_cast<const u16*>(at + 128);
+    const u32* list = reinterpret_cast<const u32*>(at + 128 + end);
+    u32 fault = state < LOW || state >> 31 ? STATES : OK;
+    if (words + lane < end / 2 && word[words + lane]) fault = PADDING;
+    for (u32 i = lane; i < pad16(4 * count) / 4; i += 32) {
+        const u32 place = list[i] & 0xffffff;
+        if (i >= count) {
+            if (list[i]) fault = PADDING;
+        } else if (place >= length || (i && (list[i - 1] & 0xffffff) >= place)) {
             fault = PATCHES;
         }
     }
     fault = warp_max(fault);
-    if (fault && lane == 0) fail(sh, fault, p);
+    if (lane == 0) {
+        sh.patches[warp] = list;
+        sh.patch_count[warp] = count;
+        if (fault) fail(fault, p);
+    }
+    __syncwarp();
     return fault == 0;
 }
 
-// Decode one sub-block of the pass's rans plane. One warp.
-template <bool VERIFY>
-__device__ __forceinline__ u32 decode_sub(
-    DecodeShared& sh, const Chunk& c, const Pass& pass, u32 sub, u32 raws, u32 packed) {
-    const u32 lane = threadIdx.x & 31, p = pass.rans, k = sh.k;
-    u16* ring = sh.ring[threadIdx.x >> 5];
+template <bool PLAIN> __device__ __forceinline__ void insert(Planes& s, u32 plane, u32 symbols) {
+    #pragma unroll
+    for (int p = 0; p < W; ++p)
+        if (PLAIN ? p == 0 : plane == (u32)p) s.p[p] = symbols;
+}
+
+// Decode one sub-block of the pass's rans plane. One warp. PLAIN: plane 0 is rans and all others are raw.
+template <bool PLAIN>
+__device__ __forceinline__ u32 decode_sub(const Chunk& c, const Pass& pass, u32 sub, u32 raws, u32 packed) {
+    // Registers that one group read ahead takes, and how many groups there is room for.
+    constexpr int COST = W - (PLAIN && W > 1) + (VERIFY || !PLAIN ? W : 0) + (DELTA ? W : 0);
+    constexpr int ROOM = (W == 8 ? 28 : W == 4 ? 9 : 14) / COST, AHEAD = ROOM < 1 ? 1 : ROOM > 4 ? 4 : ROOM;
+    const u32 lane = threadIdx.x & 31, p = PLAIN ? 0 : pass.rans, k = sh.k;
     const u32 start = sub * sh.sub, length = least(sh.sub, c.n - start);
     const u8* at = sh.blob[p] + sh.start[sub];
-    const u32 present_end = sh.start[0] - pad16(4 * sh.nsub);
-    const u32 d = reinterpret_cast<const u32*>(sh.blob[p] + present_end)[sub];
-    u32 x = reinterpret_cast<const u32*>(at)[lane], diff = 0;
+    const u32 entry = *global<const u32>(sh.blob[p] + sh.start[0] - pad16(4 * sh.nsub) + 4 * sub);
+    if (!open_sub(p, at, entry, length)) return 0;
+    u32 x = *global<const u32>(at + 4 * lane), diff = 0;
+    int patch = next_patch(threadIdx.x >> 5);
     Words words;
-    words.start(ring, at + 128, d & 0xffffff, lane);
-    Patches patches;
-    patches.list = reinterpret_cast<const u32*>(at + 128 + words.bytes);
-    patches.count = d >> 24;
-    if (!open_sub(sh, p, x, words, patches, d & 0xffffff, length, lane)) return 0;
-    patches.load();
+    words.start(sh.ring[threadIdx.x >> 5], at + 128, entry & 0xffffff, lane);
+    Others others;
+    others.load(raws, packed);
 
     u32 g = pieces_of(length, GROUP);
     // A last group that is not full, and groups until a whole number of AHEAD is left.
     for (; g && (g * GROUP > length || g % AHEAD); --g) {
         const u32 first = (g - 1) * GROUP, mine = first + 4 * lane, count = count_at(mine, length);
-        const Planes raw = read_raw(sh, count ? raws : 0, start + mine);
-        u32 symbols = group<false>(sh, ring, words, x, k, lane, count);
-        symbols = patch(patches, symbols, first, lane);
-        Planes s = other_planes<true>(sh, raw, packed, raws, start + mine, count);
-        #pragma unroll
-        for (int q = 0; q < W; ++q) s.p[q] = (u32)q == p ? symbols : s.p[q];
-        if (count == 4) diff |= meet<VERIFY, false>(c, pass, s, start + mine, 4);
-        else if (count) diff |= meet<VERIFY, true>(c, pass, s, start + mine, count);
+        Near near;
+        if (count) {
+            others.read<PLAIN>(near.others, start + mine);
+            others.complete<PLAIN>(near.others, start + mine);
+            look<true, PLAIN>(near, c, pass, start + mine, count);
+        }
+        const u32 symbols = group<false>(words, x, k, lane, count);
+        insert<PLAIN>(near.others, p, patched(patch, symbols, first));
+        if (count) diff |= meet<true, PLAIN>(near, c, pass, start + mine, count);
     }
-    Planes next[AHEAD];
+    Near next[AHEAD];
     #pragma unroll
-    for (u32 i = 0; i < AHEAD; ++i)
-        if (g) next[i] = read_raw(sh, raws, start + (g - 1 - i) * GROUP + 4 * lane);
+    for (u32 i = 0; i < AHEAD; ++i) {
+        const u32 mine = start + (g - 1 - i) * GROUP + 4 * lane;
+        if (!g) break;
+        others.read<PLAIN>(next[i].others, mine);
+        look<false, PLAIN>(next[i], c, pass, mine, 4);
+    }
     for (; g; g -= AHEAD) {
         #pragma unroll
         for (u32 i = 0; i < AHEAD; ++i) {
             const u32 first = (g - 1 - i) * GROUP, mine = start + first + 4 * lane;
-            Planes s = other_planes<false>(sh, next[i], packed, raws, mine, 4);
-            if (g > AHEAD) next[i] = read_raw(sh, raws, mine - AHEAD * GROUP);
-            u32 symbols = group<true>(sh, ring, words, x, k, lane, 4);
-            symbols = patch(patches, symbols, first, lane);
-            #pragma unroll
-            for (int q = 0; q < W; ++q) s.p[q] = (u32)q == p ? symbols : s.p[q];
-            diff |= meet<VERIFY, false>(c, pass, s, mine, 4);
+            Near near = next[i];
+            if (g > AHEAD) {
+                others.read<PLAIN>(next[i].others, mine - AHEAD * GROUP);
+                look<false, PLAIN>(next[i], c, pass, mine - AHEAD * GROUP, 4);
+            }
+            others.complete<PLAIN>(near.others, mine);
+            const u32 symbols = group<true>(words, x, k, lane, 4);
+            insert<PLAIN>(near.others, p, patched(patch, symbols, first));
+            diff |= meet<false, PLAIN>(near, c, pass, mine, 4);
         }
     }
     const u32 bad = warp_or(x != LOW || words.left != 0);
-    if (bad && lane == 0) fail(sh, END, p);
+    if (bad && lane == 0) fail(END, p);
     return diff;
 }
 
 // Set up all planes of a chunk. All threads.
 __device__ __noinline__ void open_chunk(
-    DecodeShared& sh, u32 n, const Blob* blobs, const u64* offsets, const u8* stream) {
+    u32 n, const Blob* blobs, const u64* offsets, const u8* stream) {
     const u32 tid = threadIdx.x;
     if (tid == 0) sh.fault = 0;
     if (tid < W) {
@@ -440,57 +545,73 @@ __device__ __noinline__ void open_chunk(
         sh.fill[tid] = blobs[tid].codec == CONST ? byte_to_word(blobs[tid].param) : 0;
     }
     __syncthreads();
-    for (u32 p = 0; p < W; ++p) open_plane(sh, n, p, blobs[p].param);
+    for (u32 p = 0; p < W; ++p) open_plane(n, p, blobs[p].param);
 }
 
-template <bool VERIFY>
-__device__ __forceinline__ u32 decode_passes(DecodeShared& sh, const Chunk& c) {
-    u32 rans = 0, raws = 0, packed = 0, diff = 0;
-    for (u32 p = 0; p < W; ++p) {
-        rans |= (u32)(sh.codec[p] == RANS) << p;
-        raws |= (u32)(sh.codec[p] == RAW) << p;
-        packed |= (u32)(sh.codec[p] == BITPACK) << p;
-    }
+__device__ __forceinline__ u32 planes_of(u32 codec) {
+    u32 found = 0;
+    for (u32 p = 0; p < W; ++p) found |= (u32)(sh.codec[p] == codec) << p;
+    return found;
+}
+
+__device__ __forceinline__ u32 decode_passes(const Chunk& c) {
+    u32 rans = planes_of(RANS), raws = planes_of(RAW), packed = planes_of(BITPACK), diff = 0;
     Pass pass = {W, ((1u << W) - 1) & ~rans, true, rans == 0};
-    if (!rans) return plain_pass<VERIFY>(sh, c, pass, raws, packed);
+    if (!rans) return pass_without_rans(c, raws, packed);
     while (rans) {
         pass.rans = __ffs(rans) - 1;
         pass.planes |= 1u << pass.rans;
         rans &= rans - 1;
         pass.last = rans == 0;
-        if (!open_rans(sh, c.n, pass.rans)) return diff;
+        if (!open_rans(c.n, pass.rans)) return diff;
         for (u32 sub = threadIdx.x >> 5; sub < sh.nsub; sub += WARPS)
-            diff |= decode_sub<VERIFY>(sh, c, pass, sub, raws, packed);
+            diff |= decode_sub<false>(c, pass, sub, raws, packed);
         raws = packed = pass.planes = 0;
         pass.first = false;
-        if (faulty(sh)) return diff;
+        if (faulty()) return diff;
     }
     return diff;
 }
 
-template <bool VERIFY>
+// Plane 0 is rans and all others are raw: one pass.
+__device__ __forceinline__ u32 decode_plain(const Chunk& c) {
+    const Pass pass = {0, (1u << W) - 1, true, true};
+    u32 diff = 0;
+    if (!open_rans(c.n, 0)) return diff;
+    for (u32 sub = threadIdx.x >> 5; sub < sh.nsub; sub += WARPS) diff |= decode_sub<true>(c, pass, sub, 0, 0);
+    return diff;
+}
+
+__device__ __forceinline__ bool is_plain(const Blob* blobs) {
+    bool plain = blobs[0].codec == RANS;
+    #pragma unroll
+    for (int p = 1; p < W; ++p) plain = plain && blobs[p].codec == RAW;
+    return plain;
+}
+
+template <bool PLAIN>
 __device__ __forceinline__ void decode_chunk(
-    DecodeShared& sh, const Chunk* chunks, const Blob* blobs, const u64* offsets, const u8* stream, u32* status) {
-    if (status[blockIdx.x]) return;  // its checksum was wrong
-    const Chunk c = chunks[blockIdx.x];
+    const Chunk* chunks, const Blob* blobs, const u64* offsets, const u8* stream, u32* status) {
     const u64 first = (u64)blockIdx.x * W;
-    open_chunk(sh, c.n, blobs + first, offsets + first, stream);
-    if (!faulty(sh)) {
-        const u32 diff = decode_passes<VERIFY>(sh, c);
-        if (VERIFY && diff) fail(sh, MISMATCH, 0);
+    // Each chunk is one kernel's; and none's if its checksum was wrong.
+    if (is_plain(blobs + first) != PLAIN || status[blockIdx.x]) return;
+    const Chunk c = chunks[blockIdx.x];
+    open_chunk(c.n, blobs + first, offsets + first, stream);
+    if (!faulty()) {
+        const u32 diff = PLAIN ? decode_plain(c) : decode_passes(c);
+        if (VERIFY && diff) fail(MISMATCH, 0);
     }
     __syncthreads();
     if (threadIdx.x == 0 && sh.fault) status[blockIdx.x] = sh.fault;
 }
 
-// Grid: one block a chunk. blobs, offsets: W a chunk. status: one a chunk, zero on entry where to decode.
+// Grid: one block a chunk, for both kernels; each takes the chunks that are its own. blobs, offsets: W a
+// chunk. status: one a chunk, zero on entry where to decode.
 extern "C" __global__ void __launch_bounds__(THREADS, W <= 4 ? 4 : 2)
-s4_decode(const Chunk* chunks, const Blob* blobs, const u64* offsets, const u8* stream, u32* status) {
-    __shared__ DecodeShared sh;
-    decode_chunk<false>(sh, chunks, blobs, offsets, stream, status);
+s4_decode_plain(const Chunk* chunks, const Blob* blobs, const u64* offsets, const u8* stream, u32* status) {
+    decode_chunk<true>(chunks, blobs, offsets, stream, status);
 }
-extern "C" __global__ void __launch_bounds__(THREADS, W <= 4 ? 4 : 2)
-s4_verify(const Chunk* chunks, const Blob* blobs, const u64* offsets, const u8* stream, u32* status) {
-    __shared__ DecodeShared sh;
-    decode_chunk<true>(sh, chunks, blobs, offsets, stream, status);
+extern "C" __global__ void __launch_bounds__(THREADS, W <= 4 ? 3 : 2)
+s4_decode(const Chunk* chunks, const Blob* blobs, const u64* offsets, const u8* stream, u32* status) {
+    decode_chunk<false>(chunks, blobs, offsets, stream, status);
 }

@@ -29,12 +29,10 @@ from s4core.kernels.staging import (
     scratch_budget,
     to_device,
 )
-from s4core.kernels.tables import BLOB_DTYPE
+from s4core.kernels.tables import BLOB_DTYPE, THREADS
 
 __all__ = ["decodable", "decode"]
 
-_THREADS = 256
-_CHECK_WARPS = 4
 # raw, const, bitpack, rans: what the kernels decode.
 _MAX_CODEC = 4
 
@@ -144,12 +142,16 @@ class _Decoding:
         self._copies.synchronize()
 
     def _stage(self, size: int, host: int) -> _Stage:
-        return _Stage(
+        stage = _Stage(
             device_bytes(size, self._device),
             torch.empty(host, dtype=torch.uint8, pin_memory=True),
             new_event(),
             new_event(),
         )
+        # The allocator hands out memory in the order of the stream, and what ran there before may
+        # still use it; the copies are on another stream.
+        stage.decoded.record(self._stream)
+        return stage
 
     def _rows(self, group: Group) -> NDArray[np.void]:
         """Return the index rows of a group, checked against its chunks."""
@@ -189,16 +191,12 @@ class _Decoding:
         c, b, o = (np.uint64(t.data_ptr()) for t in tables)
         stream_at, s = np.uint64(stage.device.data_ptr()), np.uint64(status.data_ptr())
         self._stream.wait_event(stage.crossed)
-        kernel("seal.cu", "s4_check", None, index)(
-            -(-len(rows) // _CHECK_WARPS),
-            32 * _CHECK_WARPS,
-            self._stream,
-            *(b, o, stream_at, s),
-            *(np.uint32(shape.planes), np.uint32(len(rows)), np.uint32(Fault.CHECKSUM)),
-        )
-        kernel("decode.cu", "s4_decode", shape, index)(
-            count, _THREADS, self._stream, c, b, o, stream_at, s
-        )
+        on = self._stream
+        check = kernel("seal.cu", "s4_check", None, index)
+        planes, fault = np.uint32(shape.planes), np.uint32(Fault.CHECKSUM)
+        check(len(rows), THREADS, on, b, o, stream_at, s, planes, fault)
+        for name in ("s4_decode_plain", "s4_decode"):
+            kernel("decode.cu", name, shape, index)(count, THREADS, on, c, b, o, stream_at, s)
         stage.decoded.record(self._stream)
         host = torch.empty(count, dtype=torch.int32, pin_memory=True)
         host.copy_(status, non_blocking=True)

@@ -1,13 +1,14 @@
 // Encode chunks: words -> [delta] -> planes -> blobs in scratch, one block a chunk.
 //
-// The codec of every plane is chosen first (choice.cuh). The first pass over the chunk for a rans plane
-// also writes its raw planes. Each warp codes one sub-block at a time with 32 interleaved states; the
+// The codec of every plane is chosen first (choice.cuh), by a kernel of its own. Most chunks of weights have
+// plane 0 in rans and all others raw; they too have a kernel of their own, which needs fewer registers.
+// Elsewhere the first pass over the chunk for a rans plane also writes its raw planes. Each warp codes one sub-block at a time with 32 interleaved states; the
 // parts of a rans blob stay at fixed places of the scratch until seal.cu puts them together.
 //
 // The division of rANS by a 32-bit reciprocal is exact for 31-bit states; FORMAT.md section 4.2.
 #include "choice.cuh"
 
-constexpr u32 RING = 512;       // words of a warp's ring; half of it is written out at a time
+constexpr u32 HALF = 256;       // words that a warp writes out at a time
 constexpr u32 PATCH = 1u << 8;  // flag of a table entry: the symbol is not in the table
 constexpr u32 GROUP = 128;      // symbols that 32 lanes take in four steps
 constexpr int AHEAD = W <= 2 ? 4 : W == 4 ? 2 : 1;  // groups loaded ahead
@@ -15,40 +16,43 @@ constexpr int AHEAD = W <= 2 ? 4 : W == 4 ? 2 : 1;  // groups loaded ahead
 struct EncodeShared {
     union {
         u32 hist[COPIES * W * 256];
-        u16 ring[WARPS][RING];
+        struct {
+            // threshold for emission; reciprocal; bias << 16 | flag | shift; M - f
+            uint4 table[256];
+            u16 words[WARPS][HALF + GROUP];  // emitted and not yet written out
+            u32 patch[WARPS][MAX_PATCHES];
+        };
     };
-    // threshold for emission; reciprocal; bias << 16 | flag | shift; M - f
-    uint4 table[256];
     Verdicts v;
-    u32 patch[WARPS][MAX_PATCHES];
     u32 patches[WARPS];
     u32 dir[256];
     u32 sums[WARPS];
     u32 length[W];
     u32 failed, body;
 };
+__shared__ EncodeShared sh;
 
 // Where a sub-block's coder stands.
 struct Coder {
     u32 x;        // state of this lane
-    u32 filled;   // words emitted by the warp
-    u32 flushed;  // of which written out
+    u32 waiting;  // words that wait in shared memory
+    u32 flushed;  // words written out
 };
 
 __device__ __forceinline__ u32 symbol_of(u32 symbols, u32 j) { return symbols >> (8 * j) & 255; }
 
-__device__ __forceinline__ void step(Coder& k, u16* ring, const uint4& e, bool active, u32 below) {
+__device__ __forceinline__ void step(Coder& k, u16* words, const uint4& e, bool active, u32 below) {
     const bool emit = active && k.x >= e.x;
     const u32 who = __ballot_sync(ALL_LANES, emit);
-    if (emit) ring[(k.filled + __popc(who & below)) & (RING - 1)] = (u16)k.x;
-    k.filled += __popc(who);
+    if (emit) words[k.waiting + __popc(who & below)] = (u16)k.x;
+    k.waiting += __popc(who);
     const u32 x = emit ? k.x >> 16 : k.x;
-    const u32 coded = x + (__umulhi(x, e.y) >> (e.z & 31)) * e.w + (e.z >> 16);
+    const u32 coded = x + __funnelshift_r(__umulhi(x, e.y), 0, e.z) * e.w + (e.z >> 16);
     k.x = active ? coded : k.x;
 }
 
 // Remember the symbols of this lane that are not in the table.
-__device__ __noinline__ void note_patches(EncodeShared& sh, u32 warp, u32 symbols, u32 at, u32 count) {
+__device__ __noinline__ void note_patches(u32 warp, u32 symbols, u32 at, u32 count) {
     for (u32 j = 0; j < count; ++j) {
         const u32 s = symbol_of(symbols, j);
         if (!(sh.table[s].z & PATCH)) continue;
@@ -57,46 +61,50 @@ __device__ __noinline__ void note_patches(EncodeShared& sh, u32 warp, u32 symbol
     }
 }
 
-__device__ __forceinline__ void flush_half(Coder& k, const u16* ring, u8* words, u32 lane) {
+// Write out a half, and move what is left to the front.
+__device__ __forceinline__ void flush_half(Coder& k, u16* words, u8* out, u32 lane) {
+    const uint4 full = *reinterpret_cast<const uint4*>(&words[8 * lane]);
+    const uint2 rest = *reinterpret_cast<const uint2*>(&words[HALF + 4 * lane]);
+    *global<uint4>(out + 2 * k.flushed + 16 * lane) = full;
     __syncwarp();
-    const uint4 t = *reinterpret_cast<const uint4*>(&ring[(k.flushed & (RING - 1)) + 8 * lane]);
-    *reinterpret_cast<uint4*>(words + 2 * k.flushed + 16 * lane) = t;
-    k.flushed += RING / 2;
+    *reinterpret_cast<uint2*>(&words[4 * lane]) = rest;
+    k.flushed += HALF;
+    k.waiting -= HALF;
     __syncwarp();
 }
 
 // Four steps: the group's symbols, `count` of them in this lane.
 template <bool FULL>
 __device__ __forceinline__ void code_group(
-    EncodeShared& sh, Coder& k, u32 warp, u32 lane, u32 symbols, u32 at, u32 count, u8* words) {
+    Coder& k, u32 warp, u32 lane, u32 symbols, u32 at, u32 count, u8* words) {
     const u32 below = (1u << lane) - 1;
     u32 flags = 0;
     #pragma unroll
     for (u32 j = 0; j < 4; ++j) {
         const uint4 e = sh.table[symbol_of(symbols, j)];
         const bool active = FULL || j < count;
-        step(k, sh.ring[warp], e, active, below);
+        step(k, sh.words[warp], e, active, below);
         if (active) flags |= e.z;
     }
-    if (flags & PATCH) note_patches(sh, warp, symbols, at, count);
+    if (flags & PATCH) note_patches(warp, symbols, at, count);
     __syncwarp();
-    if (k.filled - k.flushed >= RING / 2) flush_half(k, sh.ring[warp], words, lane);
+    if (k.waiting >= HALF) flush_half(k, sh.words[warp], words, lane);
 }
 
 __device__ __forceinline__ void store_planes(u8* slots, u64 stride, const Planes& s, u32 at, u32 planes) {
     #pragma unroll
     for (int p = 0; p < W; ++p)
-        if (planes >> p & 1) *reinterpret_cast<u32*>(slots + p * stride + at) = s.p[p];
+        if (planes >> p & 1) *global<u32>(slots + p * stride + at) = s.p[p];
 }
 
 // States, the rest of the words, the patches in order of position. Returns the bytes of the sub-block.
-__device__ __noinline__ u32 finish_sub(EncodeShared& sh, Coder k, u32 warp, u32 lane, u8* out) {
+__device__ __noinline__ u32 finish_sub(Coder k, u32 warp, u32 lane, u8* out) {
     reinterpret_cast<u32*>(out)[lane] = k.x;
     __syncwarp();
     u8* words = out + 128;
-    const u32 end = pad16(2 * k.filled) / 2;
-    for (u32 i = k.flushed + lane; i < end; i += 32)
-        reinterpret_cast<u16*>(words)[i] = i < k.filled ? sh.ring[warp][i & (RING - 1)] : 0;
+    const u32 end = pad16(2 * (k.flushed + k.waiting)) / 2;
+    for (u32 i = lane; k.flushed + i < end; i += 32)
+        reinterpret_cast<u16*>(words)[k.flushed + i] = i < k.waiting ? sh.words[warp][i] : 0;
     const u32 count = sh.patches[warp];
     if (count > MAX_PATCHES) return 0;
     u32* patches = reinterpret_cast<u32*>(words + 2 * end);
@@ -114,7 +122,13 @@ __device__ __noinline__ u32 finish_sub(EncodeShared& sh, Coder k, u32 warp, u32 
 }
 
 // Code sub-block `sub` of plane `plane`; write the planes in `raw` on the way. One warp.
-__device__ __forceinline__ void code_sub(EncodeShared& sh, const Chunk& c, u32 sub, u32 plane, u32 raw) {
+// PLAIN: plane 0 is coded and all others are raw, as in most chunks of weights.
+template <bool PLAIN>
+__device__ __forceinline__ void code_sub(const Chunk& c, u32 sub, u32 plane, u32 raw) {
+    if constexpr (PLAIN) {
+        plane = 0;
+        raw = (1u << W) - 2;
+    }
     const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const u32 start = sub * c.sub, length = least(c.sub, c.n - start), groups = length / GROUP;
     u8* slots = reinterpret_cast<u8*>(c.scratch);
@@ -140,18 +154,18 @@ __device__ __forceinline__ void code_sub(EncodeShared& sh, const Chunk& c, u32 s
             const u32 at = (g + i) * GROUP + 4 * lane;
             const Planes s = split(now[i]);
             store_planes(slots, stride, s, start + at, raw);
-            code_group<true>(sh, k, warp, lane, pick(s, plane), at, 4, out + 128);
+            code_group<true>(k, warp, lane, pick(s, plane), at, 4, out + 128);
         }
     }
     for (; g * GROUP < length; ++g) {
         const u32 at = g * GROUP + 4 * lane, count = count_at(at, length);
         const Planes s = split(count == 4 ? coded_quad(c, start + at) : coded_tail(c, start + at, count));
         if (at < pad16(length)) store_planes(slots, stride, s, start + at, raw);
-        code_group<false>(sh, k, warp, lane, pick(s, plane), at, count, out + 128);
+        code_group<false>(k, warp, lane, pick(s, plane), at, count, out + 128);
     }
-    const u32 size = finish_sub(sh, k, warp, lane, out);
+    const u32 size = finish_sub(k, warp, lane, out);
     if (lane == 0) {
-        sh.dir[sub] = k.filled | sh.patches[warp] << 24;
+        sh.dir[sub] = (k.flushed + k.waiting) | sh.patches[warp] << 24;
         if (size) atomicAdd(&sh.body, size);
         else sh.failed = 1;
     }
@@ -159,7 +173,7 @@ __device__ __forceinline__ void code_sub(EncodeShared& sh, const Chunk& c, u32 s
 }
 
 // Sum of v over the block, and over the threads before this one in `before`.
-__device__ __forceinline__ u32 block_prefix(EncodeShared& sh, u32 v, u32& before) {
+__device__ __forceinline__ u32 block_prefix(u32 v, u32& before) {
     const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const u32 inside = warp_prefix(v, lane);
     if (lane == 31) sh.sums[warp] = inside + v;
@@ -190,12 +204,12 @@ __device__ __forceinline__ uint4 table_entry(u32 f, u32 cum) {
 }
 
 // The coding table of a plane, and all of the blob's head but the directory. Returns the head's length.
-__device__ __noinline__ u32 start_plane(EncodeShared& sh, const Chunk& c, u32 plane) {
+__device__ __noinline__ u32 start_plane(const Chunk& c, u32 plane) {
     const u32 s = threadIdx.x, f = sh.v.freq[plane][s];
     u8* head = reinterpret_cast<u8*>(c.scratch) + plane * ((u64)c.stride * 16);
     u32 before;
     // Frequencies sum to 4096, so the number of symbols present fits above them.
-    const u32 present = block_prefix(sh, f ? 1u << 16 | f : 0, before) >> 16;
+    const u32 present = block_prefix(f ? 1u << 16 | f : 0, before) >> 16;
     if (f) {
         sh.table[s] = table_entry(f, before & 0xffff);
         reinterpret_cast<u16*>(head + 48)[before >> 16] = (u16)f;
@@ -215,7 +229,7 @@ __device__ __noinline__ u32 start_plane(EncodeShared& sh, const Chunk& c, u32 pl
     return end;
 }
 
-__device__ __forceinline__ void finish_head(EncodeShared& sh, const Chunk& c, u32 plane, u32 end) {
+__device__ __forceinline__ void finish_head(const Chunk& c, u32 plane, u32 end) {
     const u32 s = threadIdx.x, nsub = pieces_of(c.n, c.sub);
     u8* head = reinterpret_cast<u8*>(c.scratch) + plane * ((u64)c.stride * 16);
     if (s < pad16(4 * nsub) / 4) reinterpret_cast<u32*>(head + end)[s] = s < nsub ? sh.dir[s] : 0;
@@ -229,13 +243,13 @@ __device__ __forceinline__ void finish_head(EncodeShared& sh, const Chunk& c, u3
 }
 
 // Code one plane with its table. Returns the blob's length, 0 if it may not be rans.
-__device__ __forceinline__ u32 code_plane(EncodeShared& sh, const Chunk& c, u32 plane, u32 raw) {
-    const u32 end = start_plane(sh, c, plane), nsub = pieces_of(c.n, c.sub);
-    for (u32 sub = threadIdx.x >> 5; sub < nsub; sub += WARPS) code_sub(sh, c, sub, plane, raw);
+template <bool PLAIN> __device__ __forceinline__ u32 code_plane(const Chunk& c, u32 plane, u32 raw) {
+    const u32 end = start_plane(c, plane), nsub = pieces_of(c.n, c.sub);
+    for (u32 sub = threadIdx.x >> 5; sub < nsub; sub += WARPS) code_sub<PLAIN>(c, sub, plane, raw);
     __syncthreads();
     const u32 length = end + pad16(4 * nsub) + sh.body;
     const bool good = !sh.failed && length < pad16(c.n);
-    if (good) finish_head(sh, c, plane, end);
+    if (good) finish_head(c, plane, end);
     __syncthreads();
     return good ? length : 0;
 }
@@ -260,12 +274,12 @@ __device__ __forceinline__ u32 gather(u32 symbol, u32 mask) {
 }
 
 // Write plane `plane` as a bitpack blob: a header, then w bits a symbol, 16 w bytes a group of 128.
-__device__ __noinline__ void pack_plane(EncodeShared& sh, const Chunk& c, u32 plane) {
+__device__ __noinline__ void pack_plane(const Chunk& c, u32 plane) {
     const u32 tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
     const u32 mask = sh.v.mask[plane], w = __popc(mask), length = bitpack_length(w, c.n);
     u32* out = reinterpret_cast<u32*>(c.scratch + plane * ((u64)c.stride * 16));
     u8* code = reinterpret_cast<u8*>(sh.table);
-    u32* bits = reinterpret_cast<u32*>(sh.ring[warp]);
+    u32* bits = reinterpret_cast<u32*>(sh.words[warp]);
     __syncthreads();
     code[tid] = (u8)gather(tid, mask);
     if (tid < 4) out[tid] = tid == 0 ? mask | (sh.v.first[plane] & ~mask & 255) << 8 : tid == 1 ? c.n : 0;
@@ -295,9 +309,9 @@ __device__ __noinline__ void pack_plane(EncodeShared& sh, const Chunk& c, u32 pl
 }
 
 // Code plane `plane`, with the exact histogram if the sampled one fails. Returns the raw planes not yet written.
-__device__ __forceinline__ u32 settle(EncodeShared& sh, const Chunk& c, u32 plane, u32 raw, bool exact) {
+__device__ __forceinline__ u32 settle(const Chunk& c, u32 plane, u32 raw, bool exact) {
     for (;;) {
-        const u32 length = code_plane(sh, c, plane, raw);
+        const u32 length = code_plane<false>(c, plane, raw);
         raw = 0;
         if (length) {
             if (threadIdx.x == 0) sh.length[plane] = length;
@@ -314,7 +328,7 @@ __device__ __forceinline__ u32 settle(EncodeShared& sh, const Chunk& c, u32 plan
     }
 }
 
-__device__ __forceinline__ void record(EncodeShared& sh, const Chunk& c, Blob& blob, u32 plane) {
+__device__ __forceinline__ void record(const Chunk& c, Blob& blob, u32 plane) {
     const u32 codec = sh.v.codec[plane];
     blob.checksum = 0;
     blob.length = codec == CONST ? 0 : codec == RAW ? pad16(c.n) : sh.length[plane];
@@ -323,21 +337,65 @@ __device__ __forceinline__ void record(EncodeShared& sh, const Chunk& c, Blob& b
     blob.zero = 0;
 }
 
-// Grid: one block a chunk. blobs: W records a chunk, plane by plane; checksums are seal.cu's.
-extern "C" __global__ void __launch_bounds__(THREADS, W <= 4 ? 4 : 2)
-s4_encode(const Chunk* chunks, Blob* blobs) {
-    __shared__ EncodeShared sh;
+__device__ __forceinline__ bool is_plain(const Verdicts& v) {
+    return v.codec[0] == RANS && planes_with(v, RAW) == (1u << W) - 2;
+}
+
+// All kernels: one block a chunk; plans: Verdicts for each chunk.
+extern "C" __global__ void __launch_bounds__(THREADS, 4) s4_choose(const Chunk* chunks, Verdicts* plans) {
     const Chunk c = chunks[blockIdx.x];
-    const bool exact = c.n < EXACT_BELOW;
-    choose(sh.v, sh.hist, c, (1u << W) - 1, exact);
-    u32 raw = planes_with(sh.v, RAW);
-    for (u32 p = 0; p < W; ++p) {
-        if (sh.v.codec[p] != RANS) continue;
-        raw = settle(sh, c, p, raw, exact);
+    choose(sh.v, sh.hist, c, (1u << W) - 1, c.n < EXACT_BELOW);
+    const u32* from = reinterpret_cast<const u32*>(&sh.v);
+    u32* to = reinterpret_cast<u32*>(&plans[blockIdx.x]);
+    for (u32 i = threadIdx.x; i < sizeof(Verdicts) / 4; i += THREADS) to[i] = from[i];
+}
+
+__device__ __forceinline__ void load_plan(const Verdicts& plan) {
+    const u32* from = reinterpret_cast<const u32*>(&plan);
+    u32* to = reinterpret_cast<u32*>(&sh.v);
+    for (u32 i = threadIdx.x; i < sizeof(Verdicts) / 4; i += THREADS) to[i] = from[i];
+    __syncthreads();
+}
+
+// blobs: W records a chunk, plane by plane; their checksums are seal.cu's.
+// The chunks of which plane 0 is to be rans and all others raw. One that fails is left to s4_encode.
+extern "C" __global__ void __launch_bounds__(THREADS, W <= 4 ? 4 : 2)
+s4_encode_plain(const Chunk* chunks, Verdicts* plans, Blob* blobs) {
+    if (!is_plain(plans[blockIdx.x])) return;
+    const Chunk c = chunks[blockIdx.x];
+    load_plan(plans[blockIdx.x]);
+    const u32 length = code_plane<true>(c, 0, 0);
+    if (threadIdx.x == 0) {
+        sh.length[0] = length;
+        if (!length) plans[blockIdx.x].codec[0] = NEEDS_EXACT;
     }
+    __syncthreads();
+    if (length && threadIdx.x < W) record(c, blobs[(u64)blockIdx.x * W + threadIdx.x], threadIdx.x);
+}
+
+// All other chunks.
+extern "C" __global__ void __launch_bounds__(THREADS, W <= 4 ? 3 : 2)
+s4_encode(const Chunk* chunks, const Verdicts* plans, Blob* blobs) {
+    if (is_plain(plans[blockIdx.x])) return;
+    const Chunk c = chunks[blockIdx.x];
+    load_plan(plans[blockIdx.x]);
+    const bool exact = c.n < EXACT_BELOW;
+    const bool again = sh.v.codec[0] == NEEDS_EXACT;
+    __syncthreads();
+    if (again) {
+        if (exact) {
+            if (threadIdx.x == 0) sh.v.codec[0] = RAW;
+            __syncthreads();
+        } else {
+            choose(sh.v, sh.hist, c, 1, true);
+        }
+    }
+    u32 raw = planes_with(sh.v, RAW);
+    for (u32 p = 0; p < W; ++p)
+        if (sh.v.codec[p] == RANS) raw = settle(c, p, raw, exact || (again && p == 0));
     if (raw) copy_planes(c, raw);
     for (u32 p = 0; p < W; ++p)
-        if (sh.v.codec[p] == BITPACK) pack_plane(sh, c, p);
+        if (sh.v.codec[p] == BITPACK) pack_plane(c, p);
     __syncthreads();
-    if (threadIdx.x < W) record(sh, c, blobs[(u64)blockIdx.x * W + threadIdx.x], threadIdx.x);
+    if (threadIdx.x < W) record(c, blobs[(u64)blockIdx.x * W + threadIdx.x], threadIdx.x);
 }

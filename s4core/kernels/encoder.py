@@ -11,7 +11,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from s4core.kernels.batches import Group, cut, groups
 from s4core.kernels.faults import raise_fault
 from s4core.kernels.hashes import PieceHashes
 from s4core.kernels.items import DeviceItem, EncodedItem
-from s4core.kernels.pinned import PinnedArena
+from s4core.kernels.landing import Landing
 from s4core.kernels.runtime import kernel, require
 from s4core.kernels.staging import (
     MIN_SCRATCH_BYTES,
@@ -34,12 +33,9 @@ from s4core.kernels.staging import (
     scratch_budget,
     to_device,
 )
-from s4core.kernels.tables import BLOB_DTYPE, plane_stride
+from s4core.kernels.tables import BLOB_DTYPE, OFFSET_THREADS, THREADS, plane_stride
 
 __all__ = ["encode"]
-
-_THREADS = 256
-_SEAL_WARPS = 4
 
 
 def encode(
@@ -107,16 +103,47 @@ def _smaller(budget: int, device: torch.device, error: Exception) -> int:
     return budget // 2
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """A group, cut into batches.
+
+    Attributes:
+        group: its chunks.
+        stride: int64, bytes of scratch that a plane of each chunk may need.
+        bound: int64, the most bytes that each chunk's blobs can take.
+        parts: the batches.
+    """
+
+    group: Group
+    stride: NDArray[np.int64]
+    bound: NDArray[np.int64]
+    parts: list[slice]
+
+    def scratch_bytes(self, part: slice) -> int:
+        """Bytes of scratch that a batch may need."""
+        return int(self.stride[part].sum()) * self.group.shape.planes
+
+
+def _plan(group: Group, budget: int) -> _Plan:
+    n, planes = group.chunks["n"].astype(np.int64), group.shape.planes
+    stride = pad16_all(plane_stride(n, group.chunks["sub"].astype(np.int64)))
+    bound = pad16_all(n) * planes
+    group.chunks["stride"] = stride // 16
+    # Scratch once, the compact buffer twice.
+    return _Plan(group, stride, bound, list(cut(stride * planes + 2 * bound, budget)))
+
+
 @dataclass
 class _Batch:
     """A batch under way: what the device was asked for, and where the answer will be."""
 
-    group: Group
+    plan: _Plan
     part: slice
     out: Tensor
     blobs: Tensor
     status: Tensor
     ready: torch.cuda.Event
+    free: torch.cuda.Event
 
 
 class _Encoding:
@@ -133,63 +160,49 @@ class _Encoding:
         self._items = [_with_aligned(item) for item in items]
         self._device, self._stream, self._verify, self._budget = device, stream, verify, budget
         self._copies = new_stream(device)
-        self._landing = _Landing(items)
-        # When the copy out of each of the two compact buffers has ended.
-        self._free = [new_event(), new_event()]
+        self._landing = Landing(len(items))
 
     def run(self) -> list[EncodedItem]:
+        plans = [_plan(group, self._budget) for group in groups(self._items)]
+        work = [(plan, part) for plan in plans for part in plan.parts]
+        scratch = device_bytes(max((w.scratch_bytes(p) for w, p in work), default=0), self._device)
+        largest = max((int(w.bound[p].sum()) for w, p in work), default=0)
+        # Two compact buffers, and when the copy out of each has ended.
+        outs = [(device_bytes(largest, self._device), new_event()) for _ in work[:2]]
         try:
+            behind: _Batch | None = None
+            for number, (plan, part) in enumerate(work):
+                batch = self._launch(plan, part, scratch, *outs[number % 2])
+                if behind is not None:
+                    self._collect(behind)
+                behind = batch
+            # Hashed while the last blobs cross the link.
+            if behind is not None:
+                self._collect(behind)
             hashes = PieceHashes([item.words for item in self._items], self._stream)
-            for group in groups(self._items):
-                if len(group.chunks):
-                    self._encode_group(group)
         finally:
             # Also when a chunk was refused: nothing may be under way in memory that is freed.
             self._stream.synchronize()
             self._copies.synchronize()
         return self._landing.items(hashes.digests())
 
-    def _encode_group(self, group: Group) -> None:
-        n = group.chunks["n"].astype(np.int64)
-        planes = group.shape.planes
-        stride = pad16_all(plane_stride(n, group.chunks["sub"].astype(np.int64)))
-        bound = pad16_all(n) * planes
-        # Scratch once, the compact buffer twice.
-        parts = list(cut(stride * planes + 2 * bound, self._budget))
-        scratch = device_bytes(max(int((stride[p] * planes).sum()) for p in parts), self._device)
-        largest = max(int(bound[p].sum()) for p in parts)
-        outs = [device_bytes(largest, self._device) for _ in parts[:2]]
-        group.chunks["stride"] = stride // 16
-        self._landing.begin(group, bound)
-        behind: _Batch | None = None
-        for number, part in enumerate(parts):
-            upto = np.cumsum(stride[part] * planes)
-            group.chunks["scratch"][part] = np.uint64(scratch.data_ptr()) + (
-                upto - stride[part] * planes
-            ).astype(np.uint64)
-            batch = self._launch(group, part, outs[number % 2], self._free[number % 2])
-            if behind is not None:
-                self._collect(behind, self._free[(number - 1) % 2])
-            behind = batch
-        if behind is not None:
-            self._collect(behind, self._free[(len(parts) - 1) % 2])
-        # The buffers go back to the allocator, which must not hand them out before the copies end.
-        self._stream.wait_stream(self._copies)
-
-    def _launch(self, group: Group, part: slice, out: Tensor, free: torch.cuda.Event) -> _Batch:
+    def _launch(
+        self, plan: _Plan, part: slice, scratch: Tensor, out: Tensor, free: torch.cuda.Event
+    ) -> _Batch:
+        group, count = plan.group, part.stop - part.start
+        sizes = plan.stride[part] * group.shape.planes
+        group.chunks["scratch"][part] = scratch.data_ptr() + np.cumsum(sizes) - sizes
         chunks = to_device(group.chunks[part], self._device)
-        count = part.stop - part.start
         blob_count = count * group.shape.planes
         blobs = device_bytes(blob_count * BLOB_DTYPE.itemsize, self._device)
         offsets = device_bytes(8 * (blob_count + 1), self._device)
         status = torch.zeros(count, dtype=torch.int32, device=self._device)
         self._stream.wait_event(free)
         self._kernels(group, chunks, blobs, offsets, out, status, count)
-        host_blobs = _pinned_like(blobs)
-        host_status = _pinned_like(status)
+        host_blobs, host_status = _pinned_like(blobs), _pinned_like(status)
         ready = new_event()
         ready.record(self._stream)
-        return _Batch(group, part, out, host_blobs, host_status, ready)
+        return _Batch(plan, part, out, host_blobs, host_status, ready, free)
 
     def _kernels(
         self,
@@ -202,115 +215,39 @@ class _Encoding:
         count: int,
     ) -> None:
         index, shape, on = self._device.index, group.shape, self._stream
-        blob_count = np.uint32(count * shape.planes)
-        c, b, o, to, s = (np.uint64(t.data_ptr()) for t in (chunks, blobs, offsets, out, status))
-        kernel("encode.cu", "s4_encode", shape, index)(count, _THREADS, on, c, b)
-        kernel("seal.cu", "s4_offsets", None, index)(1, 1024, on, b, o, blob_count)
-        kernel("seal.cu", "s4_seal", None, index)(
-            -(-int(blob_count) // _SEAL_WARPS),
-            32 * _SEAL_WARPS,
-            on,
-            *(c, b, o, to),
-            np.uint32(shape.planes),
-            blob_count,
+        blob_count = count * shape.planes
+        plans = device_bytes(count * shape.plan_bytes, self._device)
+        c, v, b, o, to, s = (
+            np.uint64(t.data_ptr()) for t in (chunks, plans, blobs, offsets, out, status)
         )
+        kernel("encode.cu", "s4_choose", shape, index)(count, THREADS, on, c, v)
+        for name in ("s4_encode_plain", "s4_encode"):
+            kernel("encode.cu", name, shape, index)(count, THREADS, on, c, v, b)
+        offsets_kernel = kernel("seal.cu", "s4_offsets", None, index)
+        offsets_kernel(1, OFFSET_THREADS, on, b, o, np.uint32(blob_count))
+        seal = kernel("seal.cu", "s4_seal", None, index)
+        seal(blob_count, THREADS, on, c, b, o, to, np.uint32(shape.planes))
         if self._verify:
-            kernel("decode.cu", "s4_verify", shape, index)(count, _THREADS, on, c, b, o, to, s)
+            for name in ("s4_decode_plain", "s4_decode"):
+                check = kernel("decode.cu", name, shape, index, verify=True)
+                check(count, THREADS, on, c, b, o, to, s)
 
-    def _collect(self, batch: _Batch, free: torch.cuda.Event) -> None:
+    def _collect(self, batch: _Batch) -> None:
         """Send a finished batch's blobs to the host."""
         batch.ready.synchronize()
+        group = batch.plan.group
         bad = np.flatnonzero(batch.status.numpy())
         if len(bad):
-            number, chunk = batch.group.whose(batch.part.start + int(bad[0]))
+            number, chunk = group.whose(batch.part.start + int(bad[0]))
             raise_fault(int(batch.status[bad[0]]), self._items[number].name, chunk)
         rows = batch.blobs.numpy().view(BLOB_DTYPE)
         self._copies.wait_event(batch.ready)
         with torch.cuda.stream(self._copies):
             start = 0
-            for view in self._landing.place(batch.group, batch.part, rows):
+            for view in self._landing.place(group, batch.part, batch.plan.bound, rows):
                 view.copy_(batch.out[start : start + view.numel()], non_blocking=True)
                 start += view.numel()
-        free.record(self._copies)
-
-
-@dataclass
-class _Place:
-    """Where one item's blobs go."""
-
-    view: Tensor
-    filled: int
-
-
-class _Landing:
-    """Host memory for the blobs of all items, and their rows."""
-
-    def __init__(self, items: list[DeviceItem]) -> None:
-        self._arena = PinnedArena()
-        empty = _Place(torch.empty(0, dtype=torch.uint8), 0)
-        self._places = [replace(empty) for _ in items]
-        self._rows: list[list[NDArray[np.void]]] = [[] for _ in items]
-        self._bound: NDArray[np.int64] = np.empty(0, np.int64)
-
-    def begin(self, group: Group, bound: NDArray[np.int64]) -> None:
-        """Start a group; `bound`: the most bytes that each chunk's blobs can take."""
-        self._bound = np.concatenate((np.zeros(1, np.int64), np.cumsum(bound)))
-        assert len(self._bound) == len(group.chunks) + 1
-
-    def place(self, group: Group, part: slice, rows: NDArray[np.void]) -> list[Tensor]:
-        """Return the host memory for a batch's blobs, in order, and keep its rows."""
-        planes = group.shape.planes
-        lengths = rows["length"].reshape(-1, planes).sum(axis=1, dtype=np.int64)
-        views: list[Tensor] = []
-        chunks = np.arange(part.start, part.stop)
-        for member, run in groupby(chunks, key=lambda chunk: int(group.owner[chunk])):
-            own = list(run)
-            first, last = own[0] - part.start, own[-1] + 1 - part.start
-            size = int(lengths[first:last].sum())
-            after = int(self._bound[group.first[member + 1]] - self._bound[own[-1] + 1])
-            number = group.members[member]
-            views.append(self._grow(number, size, after))
-            self._rows[number].append(rows[first * planes : last * planes].copy())
-        return _merged(views)
-
-    def _grow(self, number: int, size: int, after: int) -> Tensor:
-        place = self._places[number]
-        if place.filled == 0:
-            place.view = self._arena.take(size + after)
-        view = place.view[place.filled : place.filled + size]
-        place.filled += size
-        if not after:
-            place.view = self._arena.give_back(place.view, place.filled)
-        return view
-
-    def items(self, digests: list[bytes]) -> list[EncodedItem]:
-        """Return what was encoded."""
-        return [
-            EncodedItem(
-                rows=np.concatenate(rows) if rows else np.empty(0, BLOB_DTYPE),
-                payload=place.view[: place.filled].numpy(),
-                digest=digest,
-            )
-            for place, rows, digest in zip(self._places, self._rows, digests, strict=True)
-        ]
-
-
-def _merged(views: list[Tensor]) -> list[Tensor]:
-    """Join views that follow each other in one segment: fewer, larger copies."""
-    merged: list[Tensor] = []
-    for view in views:
-        if not view.numel():
-            continue
-        last = merged[-1] if merged else None
-        if (
-            last is not None
-            and last.untyped_storage().data_ptr() == view.untyped_storage().data_ptr()
-            and last.data_ptr() + last.numel() == view.data_ptr()
-        ):
-            merged[-1] = last.as_strided((last.numel() + view.numel(),), (1,))
-        else:
-            merged.append(view)
-    return merged
+        batch.free.record(self._copies)
 
 
 def pad16_all(sizes: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -13,11 +13,9 @@ from torch import Tensor
 
 from s4core.kernels.runtime import kernel
 from s4core.kernels.staging import aligned, to_device
-from s4core.kernels.tables import PIECE_BYTES, spans
+from s4core.kernels.tables import PIECE_BYTES, THREADS, spans
 
 __all__ = ["PieceHashes", "digests"]
-
-_WARPS_PER_BLOCK = 4
 
 
 class PieceHashes:
@@ -35,13 +33,12 @@ class PieceHashes:
         rows = to_device(table, device)
         hashes = torch.empty(pieces, dtype=torch.int64, device=device)
         kernel("seal.cu", "s4_pieces", None, device.index)(
-            -(-pieces // _WARPS_PER_BLOCK),
-            32 * _WARPS_PER_BLOCK,
+            pieces,
+            THREADS,
             stream,
             np.uint64(rows.data_ptr()),
             np.uint64(hashes.data_ptr()),
             np.uint32(len(table)),
-            np.uint64(pieces),
         )
         self._host.copy_(hashes, non_blocking=True)
 

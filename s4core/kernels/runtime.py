@@ -89,12 +89,30 @@ class Kernel:
         if not blocks:
             return
         cuda = _import_cupy().cuda
-        with cuda.Device(self._device), cuda.ExternalStream(stream.cuda_stream, self._device):
+        with cuda.Device(self._device), _cupy_stream(stream.cuda_stream, self._device):
             self._function((blocks,), (threads,), args)
 
 
+@functools.lru_cache(maxsize=64)
+def _cupy_stream(pointer: int, device: int) -> Any:
+    cuda = _import_cupy().cuda
+    if hasattr(cuda.Stream, "from_external"):
+        return cuda.Stream.from_external(_Stream(pointer))
+    return cuda.ExternalStream(pointer, device)
+
+
+class _Stream:
+    """A stream by its address, in the CUDA stream protocol."""
+
+    def __init__(self, pointer: int) -> None:
+        self._pointer = pointer
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._pointer
+
+
 @functools.cache
-def _module(file: str, shape: Shape | None, device: int) -> Any:
+def _module(file: str, shape: Shape | None, device: int, verify: bool) -> Any:
     cupy = _import_cupy()
     options = ["-std=c++17"]
     if shape is not None:
@@ -102,27 +120,37 @@ def _module(file: str, shape: Shape | None, device: int) -> Any:
             f"-DS4_W={shape.word_bytes}",
             f"-DS4_LAYOUT={shape.layout}",
             f"-DS4_DELTA={shape.delta}",
+            f"-DS4_VERIFY={int(verify)}",
         ]
     with cupy.cuda.Device(device):
         return cupy.RawModule(code=kernel_source(file), options=tuple(options), backend="nvrtc")
 
 
 @functools.cache
-def _kernel(file: str, name: str, shape: Shape | None, device: int) -> Kernel:
+def _kernel(file: str, name: str, shape: Shape | None, device: int, verify: bool) -> Kernel:
     cupy = _import_cupy()
     with cupy.cuda.Device(device):
-        function = _module(file, shape, device).get_function(name)
+        function = _module(file, shape, device, verify).get_function(name)
         # Otherwise the driver leaves too little shared memory for four blocks a processor.
         function.preferred_shared_memory_carveout = 100
     return Kernel(function, device)
 
 
-def kernel(file: str, name: str, shape: Shape | None, device: int) -> Kernel:
+def kernel(
+    file: str, name: str, shape: Shape | None, device: int, *, verify: bool = False
+) -> Kernel:
     """Return kernel `name` of source `file`, compiled for `shape` at first use.
+
+    Args:
+        file: a source file beside this module.
+        name: of the kernel.
+        shape: of the words; None for a source that does not depend on it.
+        device: index of the CUDA device.
+        verify: of decode.cu: compare with the words instead of writing them.
 
     Raises:
         CodecUnavailableError: there is no CUDA device, or no CuPy.
     """
     require()
     with _lock:
-        return _kernel(file, name, shape, device)
+        return _kernel(file, name, shape, device, verify)

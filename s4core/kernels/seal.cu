@@ -1,6 +1,6 @@
 // Put blobs together: offsets, the compact copy in index order, checksums; and hashes of plain pieces.
 //
-// Compiled once for all shapes of words. One warp a blob: it copies and hashes in the same pass.
+// Compiled once for all shapes of words. One block of 256 threads a blob: it copies and hashes in one pass.
 #include "xxh3.cuh"
 
 // offsets[i] = sum of the lengths before blob i; offsets[count] = the total. One block of 1024 threads.
@@ -48,80 +48,54 @@ struct Pieces {
         dir = reinterpret_cast<const u32*>(at + end - pad16(4 * pieces_of(n, sub)));
         apart = sub_stride(n, sub);
     }
-    __device__ __forceinline__ u64 find(u32 place) {
+    __device__ __forceinline__ const u8* find(u32 place) {
         while (place >= end && end < length) {
             shift = (u64)(slot + HEAD_BYTES) + (u64)next * apart - end;
             const u32 d = dir[next++];
             end += 128 + pad16(2 * (d & 0xffffff)) + pad16(4 * (d >> 24));
         }
-        return shift + place;
+        return reinterpret_cast<const u8*>(shift + place);
     }
 };
 
-__device__ __forceinline__ u64 take(Pieces& from, u8* to, u32 place) {
-    const u64 v = *reinterpret_cast<const u64*>(from.find(place));
-    *reinterpret_cast<u64*>(to + place) = v;
-    return v;
-}
-
-// Copy a blob of over 240 bytes and hash it. The hash is in lane 0.
-__device__ __forceinline__ u64 copy_and_hash(Pieces& from, u8* to, u32 n, u32 lane) {
-    Xxh3 h;
-    h.start(lane);
-    const u32 blocks = (n - 1) / BLOCK_BYTES;
-    u64 next[4], v[4];
-    #pragma unroll
-    for (u32 t = 0; t < 4; ++t) next[t] = blocks ? *reinterpret_cast<const u64*>(from.find(h.place(t))) : 0;
-    for (u32 b = 0; b < blocks; ++b) {
-        #pragma unroll
-        for (u32 t = 0; t < 4; ++t) {
-            v[t] = next[t];
-            if (b + 1 < blocks)
-                next[t] = *reinterpret_cast<const u64*>(from.find((b + 1) * BLOCK_BYTES + h.place(t)));
-        }
-        #pragma unroll
-        for (u32 t = 0; t < 4; ++t) *reinterpret_cast<u64*>(to + b * BLOCK_BYTES + h.place(t)) = v[t];
-        h.whole_block(v);
-    }
-    const u32 rest = n - blocks * BLOCK_BYTES, stripes = (rest - 1) / STRIPE;
-    #pragma unroll
-    for (u32 t = 0; t < 4; ++t) {
-        v[t] = 0;
-        if (h.place(t) < rest) v[t] = take(from, to, blocks * BLOCK_BYTES + h.place(t));
-    }
-    __syncwarp();
-    const u64 last = lane < 8 ? *reinterpret_cast<const u64*>(to + n - STRIPE + 8 * lane) : 0;
-    return h.finish(v, stripes, last, n);
-}
-
-// One warp a blob. Copies blob i from scratch to out + offsets[i] and fills in its checksum.
-extern "C" __global__ void __launch_bounds__(128)
-s4_seal(const Chunk* chunks, Blob* blobs, const u64* offsets, u8* out, u32 planes, u32 count) {
-    const u32 lane = threadIdx.x & 31, i = blockIdx.x * 4 + (threadIdx.x >> 5);
-    if (i >= count) return;
+// One block a blob. Copies blob i from scratch to out + offsets[i] and fills in its checksum.
+extern "C" __global__ void __launch_bounds__(THREADS)
+s4_seal(const Chunk* chunks, Blob* blobs, const u64* offsets, u8* out, u32 planes) {
+    __shared__ HashShared shared;
+    const u32 i = blockIdx.x;
     const Blob b = blobs[i];
     const Chunk c = chunks[i / planes];
     Pieces from;
     from.start(reinterpret_cast<const u8*>(c.scratch) + (u64)(i % planes) * c.stride * 16, b, c.n, c.sub);
     u8* to = out + offsets[i];
-    u64 hash;
+    u64 hash = 0;
     if (b.length > MID_SIZE) {
-        hash = copy_and_hash(from, to, b.length, lane);
-    } else {
-        if (8 * lane < b.length) take(from, to, 8 * lane);
+        BlockHash<true> h(shared);
+        hash = h.run(from, to, b.length);
+    } else if (threadIdx.x < 32) {
+        const u32 place = 16 * threadIdx.x;
+        if (place < b.length) *reinterpret_cast<uint4*>(to + place) = *reinterpret_cast<const uint4*>(from.find(place));
         __syncwarp();
-        hash = lane == 0 ? xxh3_short(to, b.length) : 0;
+        if (threadIdx.x == 0) hash = xxh3_short(to, b.length);
     }
-    if (lane == 0) blobs[i].checksum = hash;
+    if (threadIdx.x == 0) blobs[i].checksum = hash;
 }
 
-// One warp a blob: status[chunk] = fault | plane << 8 where a blob's checksum is not the one recorded.
-extern "C" __global__ void __launch_bounds__(128)
-s4_check(const Blob* blobs, const u64* offsets, const u8* stream, u32* status, u32 planes, u32 count, u32 fault) {
-    const u32 lane = threadIdx.x & 31, i = blockIdx.x * 4 + (threadIdx.x >> 5);
-    if (i >= count) return;
-    const u64 hash = xxh3_warp(stream + offsets[i], blobs[i].length, lane);
-    if (lane == 0 && hash != blobs[i].checksum) atomicMax(&status[i / planes], fault | (i % planes) << 8);
+// XXH3-64 of n bytes at p, 16-byte aligned, by a block; the result is in thread 0.
+__device__ __forceinline__ u64 hash_plain(HashShared& shared, const u8* p, u32 n) {
+    if (n <= MID_SIZE) return threadIdx.x == 0 ? xxh3_short(p, n) : 0;
+    BlockHash<false> h(shared);
+    Plain from = {p};
+    return h.run(from, nullptr, n);
+}
+
+// One block a blob: status[chunk] = fault | plane << 8 where a blob's checksum is not the one recorded.
+extern "C" __global__ void __launch_bounds__(THREADS)
+s4_check(const Blob* blobs, const u64* offsets, const u8* stream, u32* status, u32 planes, u32 fault) {
+    __shared__ HashShared shared;
+    const u32 i = blockIdx.x;
+    const u64 hash = hash_plain(shared, stream + offsets[i], blobs[i].length);
+    if (threadIdx.x == 0 && hash != blobs[i].checksum) atomicMax(&status[i / planes], fault | (i % planes) << 8);
 }
 
 struct Span {
@@ -130,13 +104,12 @@ struct Span {
     u64 first;    // number of its first piece among all pieces
 };
 
-// One warp a piece of 64 KiB: hashes[i] = XXH3-64 of piece i of the spans laid one after the other.
-extern "C" __global__ void __launch_bounds__(128)
-s4_pieces(const Span* spans, u64* hashes, u32 count, u64 pieces) {
+// One block a piece of 64 KiB: hashes[i] = XXH3-64 of piece i of the spans laid one after the other.
+extern "C" __global__ void __launch_bounds__(THREADS)
+s4_pieces(const Span* spans, u64* hashes, u32 count) {
+    __shared__ HashShared shared;
     constexpr u64 size = 65536;
-    const u32 lane = threadIdx.x & 31;
-    const u64 i = (u64)blockIdx.x * 4 + (threadIdx.x >> 5);
-    if (i >= pieces) return;
+    const u64 i = blockIdx.x;
     u32 low = 0, high = count;
     while (high - low > 1) {
         const u32 mid = (low + high) / 2;
@@ -144,6 +117,7 @@ s4_pieces(const Span* spans, u64* hashes, u32 count, u64 pieces) {
         else high = mid;
     }
     const u64 at = (i - spans[low].first) * size, left = spans[low].bytes - at;
-    const u64 hash = xxh3_warp(reinterpret_cast<const u8*>(spans[low].address) + at, left < size ? left : size, lane);
-    if (lane == 0) hashes[i] = hash;
+    const u8* p = reinterpret_cast<const u8*>(spans[low].address) + at;
+    const u64 hash = hash_plain(shared, p, (u32)(left < size ? left : size));
+    if (threadIdx.x == 0) hashes[i] = hash;
 }

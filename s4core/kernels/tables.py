@@ -19,8 +19,10 @@ from s4core.errors import CodecError
 __all__ = [
     "BLOB_DTYPE",
     "CHUNK_DTYPE",
+    "OFFSET_THREADS",
     "PIECE_BYTES",
     "SPAN_DTYPE",
+    "THREADS",
     "Shape",
     "chunk_lengths",
     "pad16",
@@ -47,6 +49,9 @@ BLOB_DTYPE: Final = np.dtype(
 SPAN_DTYPE: Final = np.dtype([("address", "<u8"), ("bytes", "<u8"), ("first", "<u8")])
 
 PIECE_BYTES: Final = 64 * 1024
+# Threads of a block, of every kernel but s4_offsets.
+THREADS: Final = 256
+OFFSET_THREADS: Final = 1024
 # Room of a rans blob in the scratch (common.cuh): its head, and of a sub-block
 # 32 states, at most one 16-bit word a symbol, 128 patches.
 _HEAD_BYTES: Final = 1600
@@ -70,6 +75,11 @@ class Shape:
     word_bytes: int
     layout: int
     delta: int
+
+    @property
+    def plan_bytes(self) -> int:
+        """Bytes of struct Verdicts in choice.cuh: for each plane 5 numbers and 256 frequencies."""
+        return self.word_bytes * (5 * 4 + 256 * 2)
 
     @property
     def planes(self) -> int:

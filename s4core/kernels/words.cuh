@@ -11,14 +11,14 @@ struct Planes { u32 p[W]; };
 __device__ __forceinline__ Quad load_quad(const u8* at) {
     Quad q;
     if constexpr (W == 1) {
-        q.v[0] = *reinterpret_cast<const u32*>(at);
+        q.v[0] = *global<const u32>(at);
     } else if constexpr (W == 2) {
-        const uint2 t = *reinterpret_cast<const uint2*>(at);
+        const uint2 t = *global<const uint2>(at);
         q.v[0] = t.x; q.v[1] = t.y;
     } else {
         #pragma unroll
         for (int i = 0; i < W / 4; ++i) {
-            const uint4 t = reinterpret_cast<const uint4*>(at)[i];
+            const uint4 t = global<const uint4>(at)[i];
             q.v[4 * i] = t.x; q.v[4 * i + 1] = t.y; q.v[4 * i + 2] = t.z; q.v[4 * i + 3] = t.w;
         }
     }
@@ -27,13 +27,13 @@ __device__ __forceinline__ Quad load_quad(const u8* at) {
 
 __device__ __forceinline__ void store_quad(u8* at, const Quad& q) {
     if constexpr (W == 1) {
-        *reinterpret_cast<u32*>(at) = q.v[0];
+        *global<u32>(at) = q.v[0];
     } else if constexpr (W == 2) {
-        *reinterpret_cast<uint2*>(at) = make_uint2(q.v[0], q.v[1]);
+        *global<uint2>(at) = make_uint2(q.v[0], q.v[1]);
     } else {
         #pragma unroll
         for (int i = 0; i < W / 4; ++i)
-            reinterpret_cast<uint4*>(at)[i] =
+            global<uint4>(at)[i] =
                 make_uint4(q.v[4 * i], q.v[4 * i + 1], q.v[4 * i + 2], q.v[4 * i + 3]);
     }
 }

@@ -1,8 +1,6 @@
 // XXH3-64 with seed 0 and the default secret, from the xxHash specification (doc/xxhash_spec.md).
 //
-// Long inputs (over 240 bytes): one warp. Lane l works on accumulator l & 7 and on stripes l >> 3 modulo 4
-// of a block of 16 stripes; within a block accumulators only add, so the lanes' parts are summed once a
-// block, before the scramble. Short inputs: one thread.
+// Inputs of over 240 bytes are hashed by a block of threads, shorter ones by one thread.
 #pragma once
 #include "common.cuh"
 
@@ -89,84 +87,135 @@ __device__ __noinline__ u64 xxh3_short(const u8* p, u32 n) {
     return avalanche(h + mix16(p + n - 16, 136 - 17));
 }
 
-// The accumulators of a long input, block by block. Every lane holds the accumulator of its number & 7.
-struct Xxh3 {
-    u64 acc;
-    u64 key[4];    // secret of this lane's stripes of a block
-    u64 scramble;  // and of the scramble
-    u32 lane;
+// Where the bytes of a plain input lie.
+struct Plain {
+    const u8* from;
+    __device__ __forceinline__ const u8* find(u32 place) { return from + place; }
+};
 
-    __device__ __forceinline__ void start(u32 l) {
+constexpr u32 TILE = 64;  // blocks of 1024 bytes that a thread block works on between two barriers
+
+struct HashShared {
+    u64 sums[2][TILE][8];  // what each block of a tile adds to the accumulators
+};
+
+// Hash n bytes (16-byte aligned, n < 2^32) by one block of 256 threads, and copy them on the way if COPY.
+// Within a block of 1024 bytes accumulators only add, so the warps sum blocks independently; one warp then
+// goes through the sums, which the scramble puts in order. The result is in thread 0.
+template <bool COPY> struct BlockHash {
+    HashShared& sh;
+    u32 lane, warp;
+    u64 key[4];   // secret of this lane's two numbers in both halves of a block
+    u64 acc;      // warp 0, lane i: accumulator i & 7
+
+    __device__ __forceinline__ BlockHash(HashShared& shared) : sh(shared) {
         const u64 init[8] = {P32_3, P64_1, P64_2, P64_3, P64_4, P32_2, P64_5, P32_1};
-        lane = l;
+        lane = threadIdx.x & 31;
+        warp = threadIdx.x >> 5;
         acc = 0;
         #pragma unroll
-        for (u32 i = 0; i < 8; ++i) acc = (l & 7) == i ? init[i] : acc;
+        for (u32 i = 0; i < 8; ++i) acc = (lane & 7) == i ? init[i] : acc;
         #pragma unroll
-        for (u32 t = 0; t < 4; ++t) key[t] = secret_at(8 * (4 * t + (l >> 3) + (l & 7)));
-        scramble = secret_at(128 + 8 * (l & 7));
+        for (u32 i = 0; i < 4; ++i) key[i] = secret_at(8 * (8 * (i >> 1) + (lane >> 2) + 2 * (lane & 3) + (i & 1)));
     }
-    // Where this lane's t-th number of a block lies in the block.
-    __device__ __forceinline__ u32 place(u32 t) const { return 256 * t + 8 * lane; }
 
-    // What the lane's number adds: to its own accumulator, and to its neighbour's.
-    static __device__ __forceinline__ void part(u64& own, u64& other, u64 v, u64 secret) {
-        const u64 k = v ^ secret;
-        own += (u64)(u32)k * (u32)(k >> 32);
-        other += v;
+    static __device__ __forceinline__ u64 product(u64 k) { return (u64)(u32)k * (u32)(k >> 32); }
+
+    // Add 16 bytes to this lane's two sums.
+    static __device__ __forceinline__ void add(u64& a, u64& b, const uint4& v, u64 ka, u64 kb) {
+        const u64 low = (u64)v.y << 32 | v.x, high = (u64)v.w << 32 | v.z;
+        a += product(low ^ ka) + high;
+        b += product(high ^ kb) + low;
     }
-    __device__ __forceinline__ void gather(u64 own, u64 other) {
-        own += __shfl_xor_sync(ALL_LANES, other, 1);
-        own += __shfl_xor_sync(ALL_LANES, own, 8);
-        own += __shfl_xor_sync(ALL_LANES, own, 16);
-        acc += own;
+
+    // Sum over the stripes, which lanes l, l ^ 4, l ^ 8, l ^ 16 hold parts of; a is in lanes 0..3, b in 16..19.
+    __device__ __forceinline__ void keep(u64 a, u64 b, u64* sums) const {
+        const bool upper = lane & 16;
+        const u64 other = __shfl_xor_sync(ALL_LANES, upper ? a : b, 16);
+        u64 mine = (upper ? b : a) + other;
+        mine += __shfl_xor_sync(ALL_LANES, mine, 8);
+        mine += __shfl_xor_sync(ALL_LANES, mine, 4);
+        if (!(lane & 12)) sums[2 * (lane & 3) + (lane >> 4)] = mine;
     }
-    __device__ __forceinline__ void whole_block(const u64* v) {
-        u64 own = 0, other = 0;
+
+    template <class Source> __device__ __forceinline__ void tile(Source& from, u8* to, u32 first, u32 blocks) {
+        constexpr u32 DEEP = 4;
+        #pragma unroll 1
+        for (u32 i = 0; i < TILE / WARPS; i += DEEP) {
+            uint4 v[DEEP][2];
+            #pragma unroll
+            for (u32 d = 0; d < DEEP; ++d) {
+                const u32 b = first + warp + WARPS * (i + d), place = b * BLOCK_BYTES + 16 * lane;
+                if (b >= blocks) continue;
+                v[d][0] = *global<const uint4>(from.find(place));
+                v[d][1] = *global<const uint4>(from.find(place + 512));
+            }
+            #pragma unroll
+            for (u32 d = 0; d < DEEP; ++d) {
+                const u32 b = first + warp + WARPS * (i + d), place = b * BLOCK_BYTES + 16 * lane;
+                if (b >= blocks) continue;
+                if (COPY) {
+                    *global<uint4>(to + place) = v[d][0];
+                    *global<uint4>(to + place + 512) = v[d][1];
+                }
+                u64 sa = 0, sb = 0;
+                add(sa, sb, v[d][0], key[0], key[1]);
+                add(sa, sb, v[d][1], key[2], key[3]);
+                keep(sa, sb, sh.sums[first / TILE & 1][b % TILE]);
+            }
+        }
+    }
+
+    // Warp 0: take a tile's sums in order.
+    __device__ __forceinline__ void chain(u32 first, u32 blocks) {
+        const u64 secret = secret_at(128 + 8 * (lane & 7));
+        const u32 count = least(TILE, blocks - first);
+        for (u32 b = 0; b < count; ++b) {
+            acc += sh.sums[first / TILE & 1][b][lane & 7];
+            acc = (acc ^ acc >> 47 ^ secret) * P32_1;
+        }
+    }
+
+    // Warp 0: the incomplete last block, the last 64 bytes, and the mixing of the accumulators.
+    template <class Source> __device__ __forceinline__ u64 finish(Source& from, u8* to, u32 n, u32 blocks) {
+        const u32 rest = n - blocks * BLOCK_BYTES, stripes = (rest - 1) / STRIPE;
+        u64 sa = 0, sb = 0;
         #pragma unroll
-        for (u32 t = 0; t < 4; ++t) part(own, other, v[t], key[t]);
-        gather(own, other);
-        acc = (acc ^ acc >> 47 ^ scramble) * P32_1;
-    }
-    // The last, incomplete block: its first `stripes` stripes; then the last 64 bytes of the input.
-    __device__ __forceinline__ u64 finish(const u64* v, u32 stripes, u64 last, u64 n) {
-        u64 own = 0, other = 0;
-        #pragma unroll
-        for (u32 t = 0; t < 4; ++t)
-            if (4 * t + (lane >> 3) < stripes) part(own, other, v[t], key[t]);
-        if (lane < 8) part(own, other, last, secret_at(121 + 8 * lane));
-        gather(own, other);
-        const u64 mine = acc ^ secret_at(11 + 8 * (lane & 7));
+        for (u32 h = 0; h < 2; ++h) {
+            const u32 at = 512 * h + 16 * lane, place = blocks * BLOCK_BYTES + at;
+            if (at >= rest || (!COPY && at >= STRIPE * stripes)) continue;
+            const uint4 v = *global<const uint4>(from.find(place));
+            if (COPY) *global<uint4>(to + place) = v;
+            if (at < STRIPE * stripes) add(sa, sb, v, key[2 * h], key[2 * h + 1]);
+        }
+        __syncwarp();
+        if (lane < 4) {
+            const u8* last;
+            if constexpr (COPY) last = to + n - STRIPE + 16 * lane;
+            else last = from.from + n - STRIPE + 16 * lane;  // at any address
+            const u64 low = bytes_at(last, 8), high = bytes_at(last + 8, 8);
+            sa += product(low ^ secret_at(121 + 16 * lane)) + high;
+            sb += product(high ^ secret_at(129 + 16 * lane)) + low;
+        }
+        keep(sa, sb, sh.sums[0][0]);
+        __syncwarp();
+        const u64 mine = (acc + sh.sums[0][0][lane & 7]) ^ secret_at(11 + 8 * (lane & 7));
         u64 h = fold(mine, __shfl_xor_sync(ALL_LANES, mine, 1));
         h = lane & 1 ? 0 : h;
         h += __shfl_xor_sync(ALL_LANES, h, 2);
         h += __shfl_xor_sync(ALL_LANES, h, 4);
-        return avalanche(h + n * P64_1);  // right in even lanes
+        return avalanche(h + n * P64_1);
+    }
+
+    template <class Source> __device__ __forceinline__ u64 run(Source& from, u8* to, u32 n) {
+        const u32 blocks = (n - 1) / BLOCK_BYTES;
+        for (u32 first = 0; first < blocks; first += TILE) {
+            tile(from, to, first, blocks);
+            __syncthreads();
+            // The next tile's sums go to the other half, so the other warps go on.
+            if (warp == 0) chain(first, blocks);
+        }
+        __syncthreads();
+        return warp == 0 ? finish(from, to, n, blocks) : 0;
     }
 };
-
-// XXH3-64 of n bytes at p (16-byte aligned) by one warp; the result is in lane 0.
-__device__ __forceinline__ u64 xxh3_warp(const u8* p, u64 n, u32 lane) {
-    if (n <= MID_SIZE) return lane == 0 ? xxh3_short(p, (u32)n) : 0;
-    Xxh3 h;
-    h.start(lane);
-    const u64 blocks = (n - 1) / BLOCK_BYTES;
-    u64 next[4], v[4];
-    #pragma unroll
-    for (u32 t = 0; t < 4; ++t) next[t] = blocks ? *reinterpret_cast<const u64*>(p + h.place(t)) : 0;
-    for (u64 b = 0; b < blocks; ++b) {
-        #pragma unroll
-        for (u32 t = 0; t < 4; ++t) {
-            v[t] = next[t];
-            if (b + 1 < blocks)
-                next[t] = *reinterpret_cast<const u64*>(p + (b + 1) * BLOCK_BYTES + h.place(t));
-        }
-        h.whole_block(v);
-    }
-    const u32 stripes = (u32)((n - 1 - blocks * BLOCK_BYTES) / STRIPE);
-    #pragma unroll
-    for (u32 t = 0; t < 4; ++t)
-        v[t] = 4 * t + (lane >> 3) < stripes
-            ? *reinterpret_cast<const u64*>(p + blocks * BLOCK_BYTES + h.place(t)) : 0;
-    return h.finish(v, stripes, lane < 8 ? bytes_at(p + n - STRIPE + 8 * lane, 8) : 0, n);
-}
