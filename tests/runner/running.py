@@ -100,6 +100,7 @@ def running(
         process = subprocess.Popen(
             [sys.executable, str(DRIVER), imds_url, *command],
             env=settings, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )  # fmt: skip
     try:
         yield Running(process, tmp_path / "run", log)

@@ -106,6 +106,16 @@ def test_other_signals_are_passed_on_and_end_nothing(
     assert lines(tmp_path)[2] == "signal SIGINT"
 
 
+def test_an_interrupt_from_the_terminal_reaches_the_training_once(
+    tmp_path: Path, imds: tuple[FakeImds, str]
+) -> None:
+    with running(tmp_path, imds[1], train(), FLUSH="0.5") as found:
+        wait_for(found, tmp_path, "started")
+        os.killpg(found.process.pid, signal.SIGINT)  # as a terminal does
+        assert found.wait() == 0
+    assert lines(tmp_path)[1:] == ["signal SIGINT", "flushed"]
+
+
 def test_a_training_that_ignores_the_stop_is_killed_in_time(
     tmp_path: Path, imds: tuple[FakeImds, str]
 ) -> None:
