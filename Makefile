@@ -39,6 +39,10 @@ demo: $(VENV)/.demo ## train with S4 checkpoints, kill, resume, compare bit for 
 test: $(VENV)/.dev ## run the tests against the installed package
 	$(BIN)/pytest
 
+.PHONY: soak-accelerate
+soak-accelerate: $(VENV)/.dev ## kill Accelerate and Trainer runs at every write, many times; minutes
+	S4_SOAK=1 $(BIN)/pytest tests/accelerate/test_killed.py tests/hf/test_hf_killed.py --timeout=3600
+
 .PHONY: lint
 lint: $(VENV)/.dev ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check $(LINTED)
