@@ -68,7 +68,7 @@ typedef size_t s4_encode_kernel(const s4_encoder *encoder, s4_encode_lanes *lane
                                 const uint8_t *limit);
 
 /* Decodes from the last group down; stops when no groups, or fewer than 128 words, are left.
- * table[slot] = symbol << 24 | (slot - cumulative) << 12 | f. */
+ * table[slot] = symbol | f << 8 | (slot - cumulative) << 20. */
 typedef void s4_decode_kernel(const uint32_t *table, int k, s4_decode_lanes *lanes);
 
 s4_encode_kernel s4_encode_portable, s4_encode_avx2, s4_encode_avx512;

@@ -147,10 +147,10 @@ static void fill_table(const uint8_t *blob, uint32_t *table)
     for (uint32_t s = 0; s < 256; s++) {
         if (!(blob[16 + s / 8] >> (s & 7) & 1))
             continue;
-        uint32_t f = s4_load16(frequency), entry = s << 24 | f;
+        uint32_t f = s4_load16(frequency), entry = s | f << 8;
         frequency += 2;
         for (uint32_t i = 0; i < f; i++)
-            *table++ = entry | i << 12;
+            *table++ = entry | i << 20;
     }
 }
 
@@ -158,10 +158,10 @@ static void fill_table(const uint8_t *blob, uint32_t *table)
 static inline uint8_t uncode_symbol(const uint32_t *table, int k, uint32_t *state, uint32_t *taken)
 {
     uint32_t x = *state, entry = table[x & ((1u << k) - 1)];
-    x = (entry & 0xfff) * (x >> k) + (entry >> 12 & 0xfff);
+    x = (entry >> 8 & 0xfff) * (x >> k) + (entry >> 20);
     *taken = (x - S4_STATE_LOW) >> 31;
     *state = x;
-    return (uint8_t)(entry >> 24);
+    return (uint8_t)entry;
 }
 
 void s4_decode_portable(const uint32_t *table, int k, s4_decode_lanes *lanes)
