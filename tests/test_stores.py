@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,7 +87,14 @@ class TestLocalStore(StoreSuite):
         def no_link(source: str, target: str) -> None:
             raise OSError(code, os.strerror(code))
 
+        def late_look(path: str) -> bool:
+            there = real_look(path)
+            time.sleep(0.01)  # long enough for every writer to look before one renames
+            return there
+
+        real_look = os.path.lexists
         monkeypatch.setattr(os, "link", no_link)
+        monkeypatch.setattr(os.path, "lexists", late_look)
         self.test_of_racing_writers_one_wins(store, 16, 2000)
 
     def test_a_link_whose_acknowledgement_was_lost_is_known_as_ours(

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -163,9 +164,10 @@ def make_directory(directory: str) -> None:
         os.mkdir(directory)
     except FileNotFoundError:  # the parent was pruned meanwhile: the caller tries again
         return
-    except FileExistsError:  # made meanwhile, or a file
-        if not os.path.isdir(directory):
-            raise
+    except FileExistsError:  # a file; or made meanwhile, and perhaps pruned again by now
+        with suppress(FileNotFoundError):
+            if not stat.S_ISDIR(os.stat(directory).st_mode):
+                raise
         return
     with suppress(FileNotFoundError):
         flush_directory(parent)
