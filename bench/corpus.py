@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import platform
 import sys
 import time
 from collections import defaultdict
@@ -22,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import zstandard
+from machine import describe
 from safetensors.torch import load_file
 
 import s4weights
@@ -52,8 +52,7 @@ def main() -> int:
     for report in reports:
         show(report)
     if args.json:
-        machine = {"cpu": platform.processor(), "torch": torch.__version__, "date": time.ctime()}
-        args.json.write_text(json.dumps({"machine": machine, "files": reports}, indent=1))
+        args.json.write_text(json.dumps({"machine": describe(), "files": reports}, indent=1))
     return 0
 
 

@@ -17,7 +17,8 @@ class CheckpointInfo:
         url: of its ref.
         id: of the checkpoint.
         step: of the training, if it was given.
-        kind: `base`, `delta`, or `alias` (a further ref to a checkpoint that was there).
+        kind: `base`, `delta`, or `alias` (no array was stored: a further ref to a checkpoint
+            that was there, or a manifest of references to its arrays).
         depth: number of deltas under it.
         raw_bytes: of its arrays.
         stored_bytes: that this save added: shard and manifest.

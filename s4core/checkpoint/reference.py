@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from s4core.checkpoint.buffers import Buffers
 from s4core.checkpoint.reader import open_checkpoint
-from s4core.checkpoint.writer import Previous, Snapshot
+from s4core.checkpoint.writer import Previous, Snapshot, array_keys
 from s4core.errors import ChainError, FormatError, KeyNotFoundError
 from s4core.manifest import Manifest
 from s4core.repository import Repository
@@ -39,7 +40,9 @@ class Reference:
     digest: str
     _words: dict[int, Tensor] = field(default_factory=dict)
 
-    def keep(self, snapshot: Snapshot, budget_bytes: int, older: Reference | None) -> None:
+    def keep(
+        self, snapshot: Snapshot, budget_bytes: int, buffers: Buffers, older: Reference | None
+    ) -> None:
         """Keep the words of `snapshot`, which was just saved, in host memory.
 
         A frozen snapshot's words are taken over, others are copied.
@@ -47,28 +50,30 @@ class Reference:
         Args:
             snapshot: the state this checkpoint was made of.
             budget_bytes: arrays beyond it are not kept.
-            older: the reference before this one, whose memory is used again.
+            buffers: where copies come from, and where those of `older` go.
+            older: the reference before this one; it forgets its words.
         """
         spare = {} if older is None else older.give_up_words()
+        if not snapshot.frozen:
+            buffers.give_back(spare)
         for number, array in enumerate(snapshot.arrays):
-            if array.bytes > budget_bytes:
-                continue
-            budget_bytes -= array.bytes
             words = array.gather()
-            into = spare.pop(number, None)
-            if snapshot.frozen:
-                self._words[number] = words
-            elif words.device.type != "cpu":
+            if array.bytes > budget_bytes:
+                if snapshot.frozen:
+                    spare[array.key] = words
+                continue
+            if words.device.type != "cpu":
                 continue  # raw words would cost more than the compressed ones in the store
-            elif into is not None and (into.dtype, into.shape) == (words.dtype, words.shape):
-                self._words[number] = into.copy_(words)
-            else:
-                self._words[number] = words.clone()
+            budget_bytes -= array.bytes
+            self._words[number] = words if snapshot.frozen else buffers.copy(array.key, words)
+        if snapshot.frozen:
+            buffers.give_back(spare)
 
-    def give_up_words(self) -> dict[int, Tensor]:
-        """Return the words in memory, by array, and forget them."""
+    def give_up_words(self) -> dict[str, Tensor]:
+        """Return the words in memory, by the key of their array, and forget them."""
+        keys = {number: key for key, number in array_keys(self.manifest).items()}
         words, self._words = self._words, {}
-        return words
+        return {keys[number]: copy for number, copy in words.items()}
 
     def words(self, number: int) -> Tensor | None:
         """Return the words of array `number` on the CPU: 1-D, contiguous.

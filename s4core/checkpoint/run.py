@@ -94,6 +94,7 @@ class Run:
     def after_fork(self) -> None:
         """Begin anew in the child of a fork; the parent finishes what the parent began."""
         self._saver.reference = None  # a thread that is not here may have been changing it
+        self._saver.buffers.after_fork()
         self._begin()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -164,7 +165,7 @@ class Run:
             prepared = self._prepare(snapshot, ahead=True)
             future = self._worker.submit(partial(finish, lambda: prepared))
         else:
-            frozen = freeze(snapshot)
+            frozen = freeze(snapshot, self._saver.buffers)
             future = self._worker.submit(partial(finish, partial(self._prepare, frozen)))
         self._handles.append(handle.follow(future))
         return handle

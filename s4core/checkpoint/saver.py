@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from torch import Tensor
 
+from s4core.checkpoint.buffers import Buffers
 from s4core.checkpoint.options import Options
 from s4core.checkpoint.reference import Reference
 from s4core.checkpoint.writer import Snapshot, Writer
@@ -32,14 +33,14 @@ class Outcome:
     stored_bytes: int
 
 
-def freeze(snapshot: Snapshot) -> Snapshot:
+def freeze(snapshot: Snapshot, buffers: Buffers) -> Snapshot:
     """Return the snapshot with its words copied to host memory: the state may then change."""
 
     def keep(words: Tensor) -> Tensor:
         return words
 
     arrays = tuple(
-        replace(array, gather=partial(keep, array.gather().cpu().clone()))
+        replace(array, gather=partial(keep, buffers.copy(array.key, array.gather())))
         for array in snapshot.arrays
     )
     return replace(snapshot, arrays=arrays, frozen=True)
@@ -66,11 +67,13 @@ class Saver:
         repository: where.
         options: how.
         reference: the checkpoint that the next delta stands on.
+        buffers: host memory for copies of words.
     """
 
     repository: Repository
     options: Options
     reference: Reference | None = None
+    buffers: Buffers = field(default_factory=Buffers)
 
     def prepare(self, snapshot: Snapshot, *, ahead: bool = False) -> Prepared:
         """Plan a checkpoint against the current reference.
@@ -120,10 +123,9 @@ class Saver:
         reference = Reference(self.repository, manifest, digest)
         if prepared.parts is None:
             # What was encoded ahead may have changed since: its words are in the store only.
-            reference.keep(snapshot, self.options.reference_bytes, self.reference)
+            reference.keep(snapshot, self.options.reference_bytes, self.buffers, self.reference)
         self.reference = reference
-        kind = "delta" if manifest.depth else "base"
-        return Outcome(reference, kind, writer.stream.bytes + len(dump(manifest)))
+        return Outcome(reference, _kind(manifest), writer.stream.bytes + len(dump(manifest)))
 
     def _write(
         self,
@@ -155,6 +157,12 @@ def _counted(
     for part in parts:
         yield part
         progress(writer.done_bytes)
+
+
+def _kind(manifest: Manifest) -> str:
+    if manifest.needs and not manifest.shards:
+        return "alias"
+    return "delta" if manifest.depth else "base"
 
 
 def _equal(writer: Writer, old: Manifest, step: int | None, meta: Mapping[str, Json]) -> bool:

@@ -180,6 +180,7 @@ class Writer:
         profile: which codecs may be used.
         verify: decode every chunk again before it counts.
         previous: what references and deltas may stand on.
+        done_bytes: length of the arrays that are written or need no writing.
     """
 
     snapshot: Snapshot
@@ -187,6 +188,7 @@ class Writer:
     verify: bool = True
     previous: Previous | None = None
     stream: ShardStream = field(default_factory=ShardStream)
+    done_bytes: int = 0
     _entries: dict[int, ArrayEntry] = field(default_factory=dict)
     _needs: dict[Need, int] = field(default_factory=dict)
     _waiting: list[_Waiting] = field(default_factory=list)
@@ -216,16 +218,12 @@ class Writer:
                 self._entries[number] = self._reference(arrays[number], old)
         self._waiting = [w for w in self._waiting if w.number not in self._entries]
         self._waiting.sort(key=lambda waiting: waiting.number)
+        self.done_bytes = sum(arrays[number].bytes for number in self._entries)
 
     @property
     def has_shard(self) -> bool:
         """Whether anything is to be stored outside the manifest."""
         return bool(self._waiting)
-
-    @property
-    def done_bytes(self) -> int:
-        """Length of the arrays that are written or need no writing."""
-        return sum(self.snapshot.arrays[number].bytes for number in self._entries)
 
     @property
     def digests(self) -> list[str]:
@@ -272,6 +270,7 @@ class Writer:
             for waiting, job, result in zip(batch, jobs, encoded, strict=True):
                 yield from self.stream.add(result)
                 self._enter(waiting, job, result)
+                self.done_bytes += self.snapshot.arrays[waiting.number].bytes
         yield from self.stream.end(b"" if manifest is None else manifest())
 
     def _job(self, waiting: _Waiting) -> Job:

@@ -7,6 +7,7 @@ Blobs hold no view of the caller's memory: what was returned is safe to mutate.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ from s4core.pipeline.where import gpu_takes
 from s4core.pipeline.words import byte_view, words_of
 
 _log = logging.getLogger(__name__)
+_local = threading.local()
 
 __all__ = ["Encoded", "Job", "compress", "record_for"]
 
@@ -154,6 +156,14 @@ def _compress_on_host(job: Job, record: ArrayRecord, verify: bool) -> Encoded:
     return Encoded(record, rows, payload, digest)
 
 
+def _scratch(size: int) -> NDArray[np.uint8]:
+    """Memory of this thread, used again: fresh pages can cost more than decoding."""
+    held: NDArray[np.uint8] | None = getattr(_local, "held", None)
+    if held is None or held.size < size:
+        held = _local.held = np.empty(size, np.uint8)
+    return held[:size]
+
+
 @dataclass(frozen=True)
 class _Chunk:
     """One encoded chunk: its rows of the index, its blobs, the hashes of its words' pieces."""
@@ -198,7 +208,7 @@ class _ChunkWork:
         base: NDArray[np.uint8] | None,
         encoded: list[EncodedPlane],
     ) -> None:
-        again = np.empty_like(words)
+        again = _scratch(len(words))
         planes = [(plane.codec, plane.param, plane.data) for plane in encoded]
         decode_chunk(
             planes, self.job.dtype, self.record.layout, again, base=base, kind=self.job.delta
