@@ -15,12 +15,13 @@ spawned processes.
 from __future__ import annotations
 
 import os
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 import s4weights
 from s4_lightning.addresses import address, is_temporary
 from s4_lightning.attach import require_lightning
-from s4_lightning.session import Session
+from s4_lightning.session import Session, overridden
 from s4core.checkpoint.foreign import dump_torch
 from s4core.refs import split_url
 from s4weights import CheckpointInfo, Options
@@ -29,6 +30,9 @@ __all__ = ["S4CheckpointIO"]
 
 _Path = str | os.PathLike[str]
 
+# Two in flight: `last.ckpt` of the same step does not wait for the checkpoint before it.
+_DEFAULTS: Final = Options(allow_pickle=True, allow_classes=True, max_in_flight=2)
+
 
 class S4CheckpointIO:
     """A checkpoint plugin for the Trainers of `lightning` and of `pytorch_lightning`.
@@ -36,15 +40,17 @@ class S4CheckpointIO:
     Args:
         profile: `open` (restores anywhere) or `nvcomp`.
         max_depth: the most deltas that may lie under a checkpoint; then a new base.
-        verify: decode every chunk again and compare before it counts.
-        reference_bytes: host memory for the words that the next delta stands on.
-        allow_pickle: store objects of unknown classes (in hyperparameters, say) pickled, so
-            that saving succeeds; they load only with `weights_only=False`.
-        allow_classes: store enums and dataclasses by the names of their classes, likewise.
+        wait: return from a save after its commit. If not, return as soon as the state may
+            be mutated; the rest runs behind the training, and a failure is raised by the
+            next save or load, or at the end of training.
         weights_only: for loading, where the caller says nothing.
+        options: further fields of `s4weights.Options`. Objects of unknown classes (in
+            hyperparameters, say) are stored pickled, enums and dataclasses by name, so that
+            saving succeeds; they load only with `weights_only=False`. `allow_pickle=False`
+            and `allow_classes=False` refuse them at once.
 
     Raises:
-        StateError: an option out of range.
+        StateError: an option that is unknown or out of range.
         ImportError: no Lightning is installed.
     """
 
@@ -53,35 +59,24 @@ class S4CheckpointIO:
         *,
         profile: str = "open",
         max_depth: int = 8,
-        verify: bool = True,
-        reference_bytes: int = 1 << 30,
-        allow_pickle: bool = True,
-        allow_classes: bool = True,
+        wait: bool = True,
         weights_only: bool = True,
+        **options: Any,
     ) -> None:
         require_lightning("S4CheckpointIO")
-        self.options = Options(
-            profile=profile,
-            max_depth=max_depth,
-            verify=verify,
-            reference_bytes=reference_bytes,
-            allow_pickle=allow_pickle,
-            allow_classes=allow_classes,
-        )
-        self.weights_only = weights_only
+        chosen = replace(_DEFAULTS, profile=profile, max_depth=max_depth)
+        self.options = overridden(chosen, options, "S4CheckpointIO")
+        self.wait, self.weights_only = wait, weights_only
         self._session: Session | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Locks and clients stay in their process.
-        return {"options": self.options, "weights_only": self.weights_only}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _session=None)
+        return {**self.__dict__, "_session": None}
 
     def _here(self) -> Session:
         """The session of this process: after a fork the parent's locks are useless."""
         if self._session is None or self._session.process != os.getpid():
-            self._session = Session(self.options)
+            self._session = Session(self.options, wait=self.wait)
         return self._session
 
     @property
@@ -92,7 +87,7 @@ class S4CheckpointIO:
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: _Path, storage_options: Any | None = None
     ) -> None:
-        """Save a checkpoint; when this returns it is committed.
+        """Save a checkpoint; when this returns it is committed, or with `wait=False` safe.
 
         Args:
             checkpoint: any nested state; its `global_step` becomes the step.
@@ -102,6 +97,7 @@ class S4CheckpointIO:
         Raises:
             StateError: it holds something that cannot be stored; the message names its path.
             StoreError: the store refused; older checkpoints are unharmed.
+            S4Error: an earlier save failed behind the training.
         """
         where = address(path)
         if is_temporary(where):
@@ -146,7 +142,11 @@ class S4CheckpointIO:
             self._here().remove(where)
 
     def teardown(self) -> None:
-        """Finish what is under way; the plugin may be used again."""
+        """Finish what is under way; the plugin may be used again.
+
+        Raises:
+            S4Error: a save failed behind the training, and nobody was told.
+        """
         if self._session is not None and self._session.process == os.getpid():
             self._session.flush()
 
