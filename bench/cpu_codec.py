@@ -5,11 +5,11 @@
 Every round runs every peer once, in one process and one order, so that a slow minute of a
 shared machine falls on all of them; medians are over rounds, and so are the ratios to ZipNN,
 each taken within its round. Every output is decoded and compared bit for bit in the round
-that is timed. Destinations are allocated within the timed call, for all peers alike; by
+that is timed. Destinations are allocated within the timed call, for all peers alike: by
 default from memory that the process keeps, because what a system takes to hand out fresh
-pages is not the codec's; `--memory fresh` leaves malloc as users have it. A first round, which is not timed, measures the peaks of memory.
-`--clock cpu` counts processor time instead of wall time for the peers of one thread: use it
-where other processes take the processors away.
+pages is not the codec's; `--memory fresh` leaves malloc as users have it. A first round,
+which is not timed, measures the peaks of memory. `--clock cpu` counts processor time instead
+of wall time for the peers of one thread: use it where others take the processors away.
 
 Weights are normal with a scale for each row; with --corpus they are the tensors in the
 safetensors files of DIR, repeated up to the size. S4 codes each tensor on its own, the others
