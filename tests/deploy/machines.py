@@ -16,6 +16,12 @@ ListenAddress 127.0.0.1
 """
 
 
+# The tree has no locales to choose from.
+NOCLOUD = """\
+datasource_list: [NoCloud]
+system_info: {default_user: {name: ubuntu}}
+locale: false
+"""
 REBOOT = 133  # systemd-nspawn's exit code where it does not restart the machine by itself
 
 
@@ -87,5 +93,5 @@ def seed(tree: Path, user_data: str, instance_id: str, public_key: str = "") -> 
     keys = f"public-keys:\n  - {public_key.strip()}\n" if public_key else ""
     (directory / "meta-data").write_text(f"instance-id: {instance_id}\n{keys}")
     (directory / "user-data").write_text(user_data)
-    settings = "datasource_list: [NoCloud]\nsystem_info: {default_user: {name: ubuntu}}\n"
+    settings = NOCLOUD
     (tree / "etc/cloud/cloud.cfg.d/99-test.cfg").write_text(settings)

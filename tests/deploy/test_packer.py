@@ -21,6 +21,7 @@ import pytest
 from deploy.emulators import client, free_port, moto
 from deploy.machines import CLOUD_PACKAGES, add_login, listen_on, rebooting, seed
 from deploy.packer import (
+    UBUNTU,
     UNKNOWN_ATTRIBUTES,
     UNKNOWN_BLOCKS,
     Builder,
@@ -164,7 +165,6 @@ class Build:
     instances: list[str]
     manifest: Path
     tree: Path
-    builder: Builder
 
 
 def _stand_ins(report: dict[str, Any], code: int) -> dict[str, str]:
@@ -192,28 +192,33 @@ def _inputs(directory: Path) -> dict[str, str]:
     }
 
 
+@dataclass
+class Instance:
+    """A booted machine that Packer can log in to."""
+
+    tree: Path
+    private_key: Path
+    port: int
+
+
 @contextmanager
-def _machine(directory: Path, private_key: Path, port: int) -> Iterator[Path]:
+def _instance(directory: Path) -> Iterator[Instance]:
     if reason := rootfs.why_not():
         pytest.skip(reason)
+    private_key, port = key_pair(directory), free_port()
     with rootfs.unpacked(directory, CLOUD_PACKAGES) as tree:
         add_login(tree, private_key.with_suffix(".pub").read_text(), port)
         (tree / "etc/machine-id").write_text("")
         with rebooting(tree):
-            yield tree
+            yield Instance(tree, private_key, port)
 
 
-@contextmanager
-def _built(directory: Path, stand_ins: dict[str, str]) -> Iterator[Build]:
-    """Build on a machine of its own; the emulated EC2 lives as long as the context."""
-    private_key, port = key_pair(directory), free_port()
+def _built(directory: Path, instance: Instance, stand_ins: dict[str, str]) -> Build:
+    """Build on `instance`, with an EC2 of its own."""
     variables = _inputs(directory / "inputs")
-    with (
-        moto(directory, **amis(directory)) as endpoint,
-        _machine(directory, private_key, port) as tree,
-    ):
-        import_key(endpoint, private_key)
-        builder = Builder(endpoint, port, private_key)
+    with moto(directory, **amis(directory)) as endpoint:
+        import_key(endpoint, instance.private_key)
+        builder = Builder(endpoint, instance.port, instance.private_key)
         copy = copied(directory, builder, stand_ins)
         # In place of the wheel's own modules: the source tree's, which need no compiler.
         package = copy.parent / "deploy/s4core.tar"
@@ -221,17 +226,22 @@ def _built(directory: Path, stand_ins: dict[str, str]) -> Iterator[Build]:
         assert run("tar", "-C", REPOSITORY, "-cf", package, *names).returncode == 0
         found = packer("build", copy, variables=variables, cwd=directory)
         ec2 = client("ec2", endpoint)
-        instances = [one["State"]["Name"] for r in ec2.describe_instances()["Reservations"]
-                     for one in r["Instances"]]  # fmt: skip
-        yield Build(
+        reservations = ec2.describe_instances()["Reservations"]
+        return Build(
             found.returncode,
             found.stdout + found.stderr,
             ec2.describe_images(Owners=["self"])["Images"],
-            instances,
+            [one["State"]["Name"] for group in reservations for one in group["Instances"]],
             Path(variables["manifest"]),
-            tree,
-            builder,
+            instance.tree,
         )
+
+
+@pytest.fixture(scope="module")
+def unsealed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Instance]:
+    """For builds that end at the gate, and so leave it as easy to log in to as it was."""
+    with _instance(tmp_path_factory.mktemp("unsealed")) as instance:
+        yield instance
 
 
 def _assert_no_image(build: Build, because: str) -> None:
@@ -242,49 +252,52 @@ def _assert_no_image(build: Build, because: str) -> None:
     assert set(build.instances) == {"terminated"}
 
 
-def test_no_image_when_the_self_test_fails(tmp_path: Path) -> None:
-    broken = {**REPORT, "ok": False}
-    with _built(tmp_path, _stand_ins(broken, 1)) as build:
-        _assert_no_image(build, "GPU gate FAILED, no image will be made")
-        assert not (build.tree / "usr/share/s4weights/gate.json").exists()
+def test_no_image_when_the_self_test_fails(unsealed: Instance, tmp_path: Path) -> None:
+    build = _built(tmp_path, unsealed, _stand_ins({**REPORT, "ok": False}, 1))
+    _assert_no_image(build, "GPU gate FAILED, no image will be made")
+    assert not (build.tree / "usr/share/s4weights/gate.json").exists()
 
 
-def test_no_image_on_another_gpu(tmp_path: Path) -> None:
+def test_no_image_on_another_gpu(unsealed: Instance, tmp_path: Path) -> None:
     other = _stand_ins(REPORT, 0)
     other["10-driver.sh"] = DRIVER.replace("NVIDIA L4,", "Tesla T4,")
-    with _built(tmp_path, other) as build:
-        _assert_no_image(build, "expected NVIDIA L4 or NVIDIA L40S, found 'Tesla T4'")
+    build = _built(tmp_path, unsealed, other)
+    _assert_no_image(build, "expected NVIDIA L4 or NVIDIA L40S, found 'Tesla T4'")
 
 
 def test_no_image_when_something_of_the_builder_is_left(tmp_path: Path) -> None:
     careless = _stand_ins(REPORT, 0)
-    careless["50-seal.sh"] = (
-        (AMI / "scripts/50-seal.sh").read_text().replace("rm -rf /root/.ssh\n", "")
-    )
-    with _built(tmp_path, careless) as build:
-        _assert_no_image(build, "SSH directory left: /root/.ssh")
+    seal = (AMI / "scripts/50-seal.sh").read_text()
+    careless["50-seal.sh"] = seal.replace("rm -rf /root/.ssh\n", "")
+    with _instance(tmp_path) as instance:
+        build = _built(tmp_path, instance, careless)
+    _assert_no_image(build, "SSH directory left: /root/.ssh")
 
 
 def test_an_image_is_made_when_the_gate_passes_and_launched_it_is_as_specified(
     tmp_path: Path,
 ) -> None:
-    with _built(tmp_path, _stand_ins(REPORT, 0)) as build:
+    with _instance(tmp_path) as instance:
+        build = _built(tmp_path, instance, _stand_ins(REPORT, 0))
         assert build.returncode == 0, build.output
-        (image,) = [one for one in build.images if one["Name"] == "s4weights-runner-0.1.0"]
-        tags = {one["Key"]: one["Value"] for one in image["Tags"]}
-        assert (tags["Version"], tags["Commit"], tags["DriverBranch"]) == ("0.1.0", "abc", "580")
-        manifest = json.loads(build.manifest.read_text())
-        made = manifest["builds"][0]["artifact_id"]
-        assert f"us-east-1:{image['ImageId']}" in made.split(",")
+        _assert_image(build)
         gate = json.loads((build.tree / "usr/share/s4weights/gate.json").read_text())
-        assert gate["passed"] is True
-        assert gate["gpus"][0]["name"] == "NVIDIA L4"
+        assert (gate["passed"], gate["gpus"][0]["name"]) == (True, "NVIDIA L4")
         assert gate["self_test"] == REPORT
         assert json.loads(Path(f"{build.manifest}.gate.json").read_text()) == gate
         _assert_mapping_can_be_written(build.manifest)
         tree = tmp_path / "launched"
         os.rename(build.tree, tree)
     _assert_as_specified(tmp_path, tree)
+
+
+def _assert_image(build: Build) -> None:
+    (image,) = [one for one in build.images if one["Name"] == "s4weights-runner-0.1.0"]
+    tags = {one["Key"]: one["Value"] for one in image["Tags"]}
+    assert (tags["Version"], tags["Commit"], tags["DriverBranch"]) == ("0.1.0", "abc", "580")
+    manifest = json.loads(build.manifest.read_text())
+    made = manifest["builds"][0]["artifact_id"].split(",")
+    assert f"us-east-1:{image['ImageId']}" in made
 
 
 def _assert_mapping_can_be_written(manifest: Path) -> None:
@@ -302,14 +315,9 @@ def _assert_as_specified(directory: Path, tree: Path) -> None:
     seed(tree, "#cloud-config\n{}\n", "i-launched", private_key.with_suffix(".pub").read_text())
     with moto(directory, **amis(directory)) as endpoint, rootfs.booted(tree, private_network=False):
         import_key(endpoint, private_key)
-        again = directory / "again"
-        verify = copied(again, Builder(endpoint, port, private_key), {}) / "verify"
-        (verify / "plugins.pkr.hcl").unlink(missing_ok=True)
-        variables = {"ami": amis_id(endpoint), "without": "--without gpu --without runner"}
+        builder = Builder(endpoint, port, private_key)
+        verify = copied(directory / "again", builder, {}) / "verify"
+        variables = {"ami": UBUNTU, "without": "--without gpu --without runner"}
         found = packer("build", verify, variables=variables, cwd=directory)
         assert found.returncode == 0, found.stdout + found.stderr
         assert "0 failed" in found.stdout
-
-
-def amis_id(endpoint: str) -> str:
-    return str(client("ec2", endpoint).describe_images()["Images"][0]["ImageId"])
