@@ -13,7 +13,7 @@ TORCH ?= torch==2.13.0
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml CMakeLists.txt $(shell find s4core s4weights s4_lightning s4_accelerate -name '*.py' -o -name '*.c' -o -name '*.h' -o -name '*.cu*')
 PACKAGES := s4weights s4core s4_lightning s4_accelerate
-LINTED := $(PACKAGES) tests bench examples
+LINTED := $(PACKAGES) tests bench examples ami
 
 .DEFAULT_GOAL := help
 
@@ -58,10 +58,25 @@ native: ## build the C codecs in place, into s4core/codecs/, for work on a check
 	cp build/native/_native.abi3.so s4core/codecs/_native.abi3.so.new
 	mv s4core/codecs/_native.abi3.so.new s4core/codecs/_native.abi3.so
 
+DEPLOY_PACKAGES = debootstrap systemd-container packer openssl openssh-client
+DEPLOY_PROGRAMS = debootstrap systemd-nspawn packer openssl ssh-keygen
+
+# Their own environments: ministack and checkov each pin an AWS client.
+.venv-deploy/.installed: tests/deploy/requirements.txt
+	$(PYTHON) -m venv .venv-deploy
+	.venv-deploy/bin/pip install -q -r $<
+	touch $@
+
+.venv-checkov/.installed: tests/deploy/requirements-checkov.txt
+	$(PYTHON) -m venv .venv-checkov
+	.venv-checkov/bin/pip install -q -r $<
+	touch $@
+
 .PHONY: test-deploy
-test-deploy: $(VENV)/.dev ## boot the unit under a real systemd (root, Debian); minutes, the first time
-	command -v debootstrap >/dev/null && command -v systemd-nspawn >/dev/null || \
-	    apt-get install -y --no-install-recommends debootstrap systemd-container
+test-deploy: $(VENV)/.dev .venv-deploy/.installed .venv-checkov/.installed ## template, image build and unit, under a real systemd (root, Debian); minutes
+	for program in $(DEPLOY_PROGRAMS); do command -v $$program >/dev/null || exec \
+	    apt-get install -y --no-install-recommends $(DEPLOY_PACKAGES); done
+	$(BIN)/pip install -q python-hcl2 pyyaml
 	$(BIN)/pytest -m deploy tests/deploy
 
 .PHONY: load-health
