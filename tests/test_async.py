@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -161,9 +163,7 @@ def test_words_encoded_ahead_are_never_what_a_delta_stands_on(run: Run) -> None:
     for step in range(4):
         prepared = run._prepare(_snapshot(live), ahead=True)
         live["w"] += 1e-6
-        finish = run._finish(
-            f"step-{step:08d}.ckpt", step, {}, 0.0, _handle(), lambda p=prepared: p
-        )
+        finish = run._finish(f"step-{step:08d}.ckpt", step, {}, _handle(), lambda p=prepared: p)
         assert finish.kind == ("delta" if step else "base")
     wanted = live["w"].clone()
     run.save(live, 9)
@@ -285,3 +285,21 @@ def test_a_store_that_never_existed_is_an_error_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError):
         s4weights.open(tmp_path / "file" / "run").save(state(1.0), 1)
+
+
+def test_a_runner_that_listens_is_told_of_every_save(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as runner:
+        runner.bind(str(tmp_path / "metrics"))
+        monkeypatch.setenv("S4_METRICS", str(tmp_path / "metrics"))
+        info = run.save(state(1.0), 7, wait=False).result(60)
+        report = json.loads(runner.recv(8192))
+        SlowStore.fail = True
+        with pytest.raises(StoreUnavailableError):
+            run.save(state(2.0), 8)
+        failure = json.loads(runner.recv(8192))
+    assert report["step"] == 7
+    assert report["stored_bytes"] == info.stored_bytes
+    assert 0 < report["pause_seconds"] <= info.seconds
+    assert "does not answer" in failure["message"]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import s4weights
-from s4core.runner.metrics import report_error, report_save
+from s4core.metrics import report_error, report_save
 
 
 class Requests:

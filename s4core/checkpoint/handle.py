@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ class CheckpointInfo:
         depth: number of deltas under it.
         raw_bytes: of its arrays.
         stored_bytes: that this save added: shard and manifest.
-        seconds: that the save took.
+        seconds: from the call to the commit.
+        pause_seconds: that the caller waited.
     """
 
     url: str
@@ -33,6 +35,7 @@ class CheckpointInfo:
     raw_bytes: int
     stored_bytes: int
     seconds: float
+    pause_seconds: float
 
     @property
     def ratio(self) -> float:
@@ -54,16 +57,27 @@ class SaveHandle:
     When `save` has returned this, the state may be mutated.
     """
 
-    def __init__(self, total_bytes: int) -> None:
+    def __init__(self, total_bytes: int = 0) -> None:
         self._future: Future[CheckpointInfo] = Future()
-        self._total_bytes = total_bytes
+        self.total_bytes = total_bytes
         self._done_bytes = 0
         self._reported = False
+        self._started = time.monotonic()
+        self._returned: float | None = None
 
     def follow(self, future: Future[CheckpointInfo]) -> SaveHandle:
         """Take the outcome from `future`; the run calls this once, before anyone sees it."""
         self._future = future
         return self
+
+    def release(self) -> None:
+        """Note that the caller goes on; the run calls this before it queues the rest."""
+        self._returned = time.monotonic()
+
+    def seconds(self) -> tuple[float, float]:
+        """Return how long the save has taken so far, and how long the caller waited."""
+        now = time.monotonic()
+        return now - self._started, (self._returned or now) - self._started
 
     def done(self) -> bool:
         """Whether the save has ended, well or not."""
@@ -72,7 +86,7 @@ class SaveHandle:
     def progress(self) -> Progress:
         """How far it is."""
         ended = self.done() and self._future.exception() is None
-        return Progress(self._total_bytes if ended else self._done_bytes, self._total_bytes)
+        return Progress(self.total_bytes if ended else self._done_bytes, self.total_bytes)
 
     def advance(self, done_bytes: int) -> None:
         """Note how far it is; the run calls this."""

@@ -12,13 +12,13 @@ import logging
 import os
 import re
 import threading
-import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final
 
+from s4core import metrics
 from s4core.chain import reachable
 from s4core.checkpoint.check import Finding, Verifier
 from s4core.checkpoint.collect import Sweep, plan_sweep, sweep
@@ -29,7 +29,14 @@ from s4core.checkpoint.reference import Reference
 from s4core.checkpoint.saver import Outcome, Prepared, Saver, freeze
 from s4core.checkpoint.worker import Worker
 from s4core.checkpoint.writer import Snapshot, take_snapshot
-from s4core.errors import ChainError, FormatError, KeyNotFoundError, StateError, StoreError
+from s4core.errors import (
+    ChainError,
+    FormatError,
+    KeyNotFoundError,
+    S4Error,
+    StateError,
+    StoreError,
+)
 from s4core.manifest import Json
 from s4core.refs import STORE_DIRECTORY, Ref, dump_ref, list_refs, read_ref
 from s4core.repository import Repository
@@ -149,23 +156,25 @@ class Run:
         chosen = name if name is not None else _STEP_NAME.format(step)  # type: ignore[str-format]
         self.raise_pending()
         self._worker.wait(0 if wait else self.options.max_in_flight - 1)
-        started = time.monotonic()
+        handle = SaveHandle()
         snapshot = take_snapshot(
             state,
             allow_pickle=self.options.allow_pickle,
             allow_classes=self.options.allow_classes,
         )
-        handle = SaveHandle(snapshot.raw_bytes)
-        finish = partial(self._finish, chosen, step, dict(meta or {}), started, handle)
+        handle.total_bytes = snapshot.raw_bytes
+        finish = partial(self._finish, chosen, step, dict(meta or {}), handle)
         if wait or snapshot.raw_bytes > self.options.host_bytes:
             self._worker.wait()
             return handle.follow(_done(finish(partial(self._prepare, snapshot))))
         if snapshot.on_gpu:
             self._worker.wait()
             prepared = self._prepare(snapshot, ahead=True)
+            handle.release()
             future = self._worker.submit(partial(finish, lambda: prepared))
         else:
             frozen = freeze(snapshot, self._saver.buffers)
+            handle.release()
             future = self._worker.submit(partial(finish, partial(self._prepare, frozen)))
         self._handles.append(handle.follow(future))
         return handle
@@ -181,26 +190,45 @@ class Run:
         name: str,
         step: int | None,
         meta: Mapping[str, Json],
-        started: float,
         handle: SaveHandle,
         prepare: Callable[[], Prepared],
     ) -> CheckpointInfo:
-        with self._lock:
-            self._last_save_failed = True
-            outcome = self._saver.commit(prepare(), step=step, meta=meta, progress=handle.advance)
-            self._put_ref(name, outcome.reference)
-            self._last_save_failed = False
-            info = self._info(name, outcome, started)
-            self._after_commit()
+        try:
+            with self._lock:
+                info = self._commit(name, step, meta, handle, prepare)
+        except Exception as error:
+            metrics.report_error(f"{self.directory.url_of(name)}: {error}")
+            raise
+        _report(info)
         return info
 
-    def _after_commit(self) -> None:
-        waiting, self._removals = self._removals, []
-        for name in waiting:
-            self._remove(name)
-        if self.options.keep_last is not None:
-            for step in self.steps()[: -self.options.keep_last]:
-                self._remove(_STEP_NAME.format(step))
+    def _commit(
+        self,
+        name: str,
+        step: int | None,
+        meta: Mapping[str, Json],
+        handle: SaveHandle,
+        prepare: Callable[[], Prepared],
+    ) -> CheckpointInfo:
+        self._last_save_failed = True
+        outcome = self._saver.commit(prepare(), step=step, meta=meta, progress=handle.advance)
+        replaced = self._replace_ref(name, outcome.reference)
+        self._last_save_failed = False
+        info = self._info(name, outcome, handle)
+        self._after_commit(replaced)
+        return info
+
+    def _after_commit(self, replaced: set[str]) -> None:
+        """Remove what waited for this commit, and the checkpoints whose ref it replaced."""
+        names, self._removals = self._removals, []
+        try:
+            if self.options.keep_last is not None:
+                old = self.steps()[: -self.options.keep_last]
+                names += [_STEP_NAME.format(step) for step in old]
+            self._remove(names, replaced)
+        except S4Error as error:
+            # The checkpoint is committed; what remains is space, not data.
+            _log.warning("%s: old checkpoints remain, gc removes them: %s", self.url, error)
 
     def _newest_reference(self) -> Reference | None:
         newest = self.latest()
@@ -219,12 +247,19 @@ class Run:
         ref, where = read_ref(self.directory, name), self.directory.url_of(name)
         return open_checkpoint(self.repository, self.repository.manifest(ref, where), where), ref
 
-    def _put_ref(self, name: str, reference: Reference) -> None:
+    def _replace_ref(self, name: str, reference: Reference) -> set[str]:
+        """Put a ref; return the id of the other checkpoint that had its name, if one had."""
+        try:
+            old = {read_ref(self.directory, name).checkpoint}
+        except (KeyNotFoundError, FormatError):
+            old = set()
         ref = Ref(reference.manifest.id, reference.digest)
         self.directory.put(name, dump_ref(ref), replace=True)
+        return old - {ref.checkpoint}
 
-    def _info(self, name: str, outcome: Outcome, started: float) -> CheckpointInfo:
+    def _info(self, name: str, outcome: Outcome, handle: SaveHandle) -> CheckpointInfo:
         manifest = outcome.reference.manifest
+        seconds, pause_seconds = handle.seconds()
         return CheckpointInfo(
             url=self.directory.url_of(name),
             id=manifest.id,
@@ -233,7 +268,8 @@ class Run:
             depth=manifest.depth,
             raw_bytes=manifest.raw_bytes,
             stored_bytes=outcome.stored_bytes,
-            seconds=time.monotonic() - started,
+            seconds=seconds,
+            pause_seconds=pause_seconds,
         )
 
     def flush(self) -> None:
@@ -351,15 +387,20 @@ class Run:
                 _log.warning("%s stays until a newer checkpoint is committed", name)
                 self._removals.append(name)
             else:
-                self._remove(name)
+                self._remove([name])
 
-    def _remove(self, name: str) -> None:
-        try:
-            self._removed.add(read_ref(self.directory, name).checkpoint)
-        except KeyNotFoundError:
-            return
-        self.directory.delete([name])
-        self._sweep_removed()
+    def _remove(self, names: Iterable[str], replaced: Iterable[str] = ()) -> None:
+        """Delete refs, and sweep what they and the `replaced` ones stood for."""
+        removed = set(replaced)
+        for name in names:
+            try:
+                removed.add(read_ref(self.directory, name).checkpoint)
+            except KeyNotFoundError:
+                continue
+            self.directory.delete([name])
+        if removed:
+            self._removed |= removed
+            self._sweep_removed()
 
     def _sweep_removed(self) -> None:
         """Sweep what this run itself removed, and what only that stood on.
@@ -426,6 +467,16 @@ class Run:
             if self._removed:
                 self._sweep_removed()
         self.raise_pending()
+
+
+def _report(info: CheckpointInfo) -> None:
+    metrics.report_save(
+        step=info.step,
+        raw_bytes=info.raw_bytes,
+        stored_bytes=info.stored_bytes,
+        pause_seconds=info.pause_seconds,
+        upload_seconds=info.seconds - info.pause_seconds,
+    )
 
 
 def _done(info: CheckpointInfo) -> Future[CheckpointInfo]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from s4core.runner.metrics import MAX_REPORT_BYTES
+from s4core.metrics import MAX_REPORT_BYTES
 from s4core.runner.objects import parse_object
 
 __all__ = ["Counters", "Intake"]

@@ -29,7 +29,7 @@ from s4core.stores import MemoryStore, open_store
 
 SAVES = """
 import os, sys, time
-from s4core.runner.metrics import report_error, report_save
+from s4core.metrics import report_error, report_save
 for step in (10, 20):
     assert report_save(step=step, raw_bytes=3000, stored_bytes=1000, pause_seconds=0.5,
                        upload_seconds=2.0)

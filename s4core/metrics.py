@@ -1,4 +1,4 @@
-"""How a training tells the runner about a save: one datagram, never waited for.
+"""How a training tells `s4-runner` about a save: one datagram, never waited for.
 
 The runner listens on a Unix datagram socket and puts its path into ``S4_METRICS``. A
 datagram arrives whole or not at all, so no line is ever half written, no file grows, and a
@@ -27,7 +27,7 @@ MAX_MESSAGE_CHARACTERS = 600
 
 def report_save(
     *,
-    step: int,
+    step: int | None,
     raw_bytes: int,
     stored_bytes: int,
     pause_seconds: float,
@@ -36,7 +36,7 @@ def report_save(
     """Report one committed checkpoint.
 
     Args:
-        step: Of the training.
+        step: Of the training, if it has one.
         raw_bytes: Of the state.
         stored_bytes: Put into the store for it.
         pause_seconds: How long the training waited.
@@ -48,7 +48,7 @@ def report_save(
     return _send(
         {
             "event": "save",
-            "step": int(step),
+            **({} if step is None else {"step": int(step)}),
             "raw_bytes": int(raw_bytes),
             "stored_bytes": int(stored_bytes),
             "pause_seconds": float(pause_seconds),
