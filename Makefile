@@ -83,6 +83,10 @@ test-deploy: $(VENV)/.dev .venv-deploy/.installed .venv-checkov/.installed ## te
 load-health: $(VENV)/.dev ## 1,000 health requests a second for 30 s beside 200 slow clients
 	$(BIN)/python tests/runner/load_health.py --seconds 30 --rate 1000 --slow 200
 
+.PHONY: fuzz-short
+fuzz-short: ## the native decoders on damaged input under sanitizers, about 20 s
+	$(MAKE) -C fuzz short
+
 .PHONY: bench
 bench: $(VENV)/.dev ## bits per element on the corpus, beside peers
 	$(PIP_INSTALL) '.[bench]'
