@@ -6,6 +6,7 @@ unless the caller asks for it.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from s4_accelerate.canonical import live_state
 from s4weights import StateError
 
-__all__ = ["load_model", "placed_on"]
+__all__ = ["live_weights", "load_model", "placed_on"]
 
 
 def load_model(
@@ -39,10 +40,23 @@ def load_model(
         StateError: a dtype differs.
         RuntimeError: names or shapes differ, as `load_state_dict` says.
     """
+    model.load_state_dict(
+        live_weights(model, stored, allow_cast=allow_cast), strict=strict, **options
+    )
+
+
+def live_weights(
+    model: nn.Module, stored: Mapping[str, Any], *, allow_cast: bool = False
+) -> OrderedDict[str, Any]:
+    """Return a canonical state dict under the names that `model` uses now.
+
+    Raises:
+        StateError: a dtype differs from the model's, and `allow_cast` is not set.
+    """
     state = live_state(model, stored)
     if not allow_cast:
         _refuse_casts(model.state_dict(), state)
-    model.load_state_dict(state, strict=strict, **options)
+    return state
 
 
 def _refuse_casts(here: Mapping[str, Any], stored: Mapping[str, Any]) -> None:

@@ -87,7 +87,8 @@ def dump_safetensors(tensors: dict[str, Tensor]) -> bytes:
     try:
         # Clones: safetensors refuses tensors that share memory.
         data: bytes = safetensors.torch.save(
-            {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+            {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()},
+            metadata={"format": "pt"},  # without it transformers refuses the file
         )
     except (KeyError, ValueError, RuntimeError) as error:
         raise StateError(f"safetensors cannot hold this: {error}; export to .pt") from error
