@@ -109,6 +109,15 @@ class StoreSuite(PutSuite):
             found = [entry.key for entry in store.list(prefix)]
             assert found == sorted(key for key in keys if key.startswith(prefix)), prefix
 
+    def test_a_shallow_list_stays_in_its_directory(self, store: Store) -> None:
+        keys = ["a", "ab", "b/a", "b/c/d", "b/c/e", "b-c/x", ".s4/shards/1/0-0.s4"]
+        for key in keys:
+            store.put(key, b"x")
+        for prefix in ["", "a", "b", "b/", "b/c", "b/c/", "c/"]:
+            below = [key for key in keys if key.startswith(prefix)]
+            expected = sorted(key for key in below if "/" not in key[len(prefix) :])
+            assert [entry.key for entry in store.list(prefix, shallow=True)] == expected, prefix
+
     def test_list_tells_size_and_time(self, store: Store) -> None:
         before = time.time()
         store.put("a", b"12345")
@@ -287,4 +296,5 @@ class StoreSuite(PutSuite):
         store.put("b", source())
         assert swept == [0]
         assert store.sweep_unfinished(older_than_seconds=0) == 0
+        assert store.sweep_unfinished(older_than_seconds=0, shallow=True) == 0
         assert [entry.key for entry in store.list()] == ["a", "b"]

@@ -251,6 +251,7 @@ class TestLocalStore(StoreSuite):
         assert len(self.left_behind(store)) == 1
         assert list(store.list()) == []
         assert store.sweep_unfinished(older_than_seconds=3600) == 0
+        assert store.sweep_unfinished(older_than_seconds=0, shallow=True) == 0
         assert store.sweep_unfinished(older_than_seconds=0) == 1
         assert self.left_behind(store) == []
 

@@ -32,6 +32,9 @@ def bucket(seaweedfs: S3Server) -> Store:
 class TestS3Store(StoreSuite):
     # Parts in flight, two looked at to tell a small object, one being filled.
     max_alive_bytes = (3 + 4) * 5 * MiB
+    # SeaweedFS 4.48 now and then lets two completions with If-None-Match through that
+    # race; S3 itself does not.
+    exclusive_parts = False
     # SeaweedFS takes a backslash for a slash.
     odd_keys: ClassVar[list[str]] = [key for key in ODD_KEYS if "\\" not in key]
 

@@ -206,6 +206,7 @@ class TestFaults:
         assert len(unfinished_uploads(store)) == 1
         assert store.child("other").sweep_unfinished(older_than_seconds=0) == 0
         assert store.sweep_unfinished(older_than_seconds=3600) == 0
+        assert store.sweep_unfinished(older_than_seconds=-5, shallow=True) == 0
         assert store.sweep_unfinished(older_than_seconds=-5) == 1
         assert unfinished_uploads(store) == []
 

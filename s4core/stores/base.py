@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "TEMPORARY_PREFIX",
     "Entry",
+    "Put",
     "Store",
     "check_key",
     "check_prefix",
@@ -49,6 +50,21 @@ class Entry:
     key: str
     size: int
     modified: float
+
+
+@dataclass(frozen=True)
+class Put:
+    """How to put, as `Store.put` was asked.
+
+    Attributes:
+        replace: What is there.
+        size_hint: Expected bytes, if known.
+        unique: Nobody else ever writes the key.
+    """
+
+    replace: bool
+    size_hint: int | None
+    unique: bool
 
 
 class Store(ABC):
@@ -100,6 +116,7 @@ class Store(ABC):
         *,
         replace: bool = False,
         size_hint: int | None = None,
+        unique: bool = False,
     ) -> None:
         """Store `data` under `key`: whole, durable, or not at all.
 
@@ -109,6 +126,8 @@ class Store(ABC):
                 end and consumed once. No buffer may change until put returns.
             replace: Replace what is there, atomically. For refs only.
             size_hint: Expected total bytes of an iterable; it need not be exact.
+            unique: The caller knows that nobody else ever writes `key`, as it holds random
+                bits. Then "create-only" holds by itself, and a store may take a faster way.
 
         Raises:
             KeyExistsError: The key exists and `replace` is false.
@@ -118,9 +137,9 @@ class Store(ABC):
         try:
             whole = memoryview(data)  # type: ignore[arg-type]  # the question asked
         except TypeError:
-            self._put(key, _views(data), replace, size_hint)  # type: ignore[arg-type]
+            self._put(key, _views(data), Put(replace, size_hint, unique))  # type: ignore[arg-type]
         else:
-            self._put(key, _views([whole]), replace, whole.nbytes)
+            self._put(key, _views([whole]), Put(replace, whole.nbytes, unique))
 
     def get(self, key: str) -> bytes:
         """The bytes of one small object, whole.
@@ -164,10 +183,15 @@ class Store(ABC):
             return False
         return True
 
-    def list(self, prefix: str = "") -> Iterator[Entry]:
-        """Every key that starts with `prefix`, sorted; ``""`` lists the whole store."""
+    def list(self, prefix: str = "", *, shallow: bool = False) -> Iterator[Entry]:
+        """Every key that starts with `prefix`, sorted; ``""`` lists the whole store.
+
+        Args:
+            prefix: What the keys start with.
+            shallow: Only keys that have no '/' after `prefix`: what lies deeper costs nothing.
+        """
         check_prefix(prefix)
-        return self._list(prefix)
+        return self._list(prefix, shallow)
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete each key, in batches where the store has them. Missing keys are no error."""
@@ -178,20 +202,19 @@ class Store(ABC):
             self._delete(checked)
 
     @abstractmethod
-    def sweep_unfinished(self, older_than_seconds: float) -> int:
+    def sweep_unfinished(self, older_than_seconds: float, *, shallow: bool = False) -> int:
         """End writes that a killed process left behind under this root.
 
         Args:
             older_than_seconds: Younger ones may belong to a living writer and stay.
+            shallow: Only those whose key has no '/'.
 
         Returns:
             How many were ended.
         """
 
     @abstractmethod
-    def _put(
-        self, key: str, views: Iterator[memoryview], replace: bool, size_hint: int | None
-    ) -> None:
+    def _put(self, key: str, views: Iterator[memoryview], how: Put) -> None:
         """Put; `views` are flat, of bytes, and not empty."""
 
     @abstractmethod
@@ -205,7 +228,7 @@ class Store(ABC):
     def _size(self, key: str) -> int: ...
 
     @abstractmethod
-    def _list(self, prefix: str) -> Iterator[Entry]: ...
+    def _list(self, prefix: str, shallow: bool) -> Iterator[Entry]: ...
 
     @abstractmethod
     def _delete(self, keys: Sequence[str]) -> None:

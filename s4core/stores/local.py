@@ -13,6 +13,7 @@ from s4core.errors import StoreError
 from s4core.stores.base import (
     TEMPORARY_PREFIX,
     Entry,
+    Put,
     Store,
     check_key,
     join_key,
@@ -48,31 +49,25 @@ class LocalStore(Store):
         check_key(prefix)
         return LocalStore(self._path(prefix))
 
-    def sweep_unfinished(self, older_than_seconds: float) -> int:
+    def sweep_unfinished(self, older_than_seconds: float, *, shallow: bool = False) -> int:
         """Delete temporary files that no living writer is left to finish."""
         before = time.time() - older_than_seconds
         swept = 0
-        for entry in walk(self._root):
+        for entry in walk(self._root, shallow=shallow):
             if _is_unfinished(entry.key) and entry.modified <= before:
                 with translated(self.url_of(entry.key)), suppress(FileNotFoundError):
                     os.unlink(self._path(entry.key))
                     swept += 1
         return swept
 
-    def _put(
-        self,
-        key: str,
-        views: Iterator[memoryview],
-        replace: bool,
-        size_hint: int | None,  # noqa: ARG002 (a promise of the interface)
-    ) -> None:
+    def _put(self, key: str, views: Iterator[memoryview], how: Put) -> None:
         path = self._path(key)
-        if not replace and os.path.exists(path):  # only saves the work; `publish` decides
+        if not how.replace and os.path.exists(path):  # only saves the work; `publish` decides
             raise self._name_taken(key)
         with TemporaryFile(path, self.url_of(key)) as file:
             for view in views:
                 file.write(view)
-            published = file.publish(replace=replace)
+            published = file.publish(replace=how.replace)
         if not published:
             raise self._name_taken(key)
 
@@ -120,11 +115,11 @@ class LocalStore(Store):
             raise key_not_found(self.url_of(key))
         return found.st_size
 
-    def _list(self, prefix: str) -> Iterator[Entry]:
+    def _list(self, prefix: str, shallow: bool) -> Iterator[Entry]:
         if os.path.isfile(self._root):
             raise StoreError(f"{self._root}: expected a directory, found a file")
         directory, slash, start = prefix.rpartition("/")
-        for entry in walk(self._path(directory), directory + slash, start):
+        for entry in walk(self._path(directory), directory + slash, start, shallow=shallow):
             if not _is_unfinished(entry.key):
                 yield entry
 

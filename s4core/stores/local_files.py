@@ -205,7 +205,9 @@ class _Child:
     is_directory: bool
 
 
-def walk(directory: str, prefix: str = "", start: str = "") -> Iterator[Entry]:
+def walk(
+    directory: str, prefix: str = "", start: str = "", *, shallow: bool = False
+) -> Iterator[Entry]:
     """Every regular file below `directory`, sorted by its key.
 
     Symbolic links are followed, as opening a key follows them. What vanishes during the
@@ -215,12 +217,13 @@ def walk(directory: str, prefix: str = "", start: str = "") -> Iterator[Entry]:
         directory: May be missing: then there is nothing.
         prefix: Goes before each key: empty, or ends with '/'.
         start: Only first names that start so.
+        shallow: Only files directly in `directory`.
     """
-    yield from _walk(directory, prefix, start, ())
+    yield from _walk(directory, prefix, start, None if shallow else ())
 
 
 def _walk(
-    directory: str, prefix: str, start: str, above: tuple[tuple[int, int], ...]
+    directory: str, prefix: str, start: str, above: tuple[tuple[int, int], ...] | None
 ) -> Iterator[Entry]:
     for child in _children(directory):
         if not child.order.startswith(start):
@@ -233,7 +236,7 @@ def _walk(
                 continue
         if not child.is_directory:
             yield Entry(key, found.st_size, found.st_mtime)
-        elif (found.st_dev, found.st_ino) not in above:
+        elif above is not None and (found.st_dev, found.st_ino) not in above:
             inside = (*above, (found.st_dev, found.st_ino))
             yield from _walk(child.entry.path, f"{key}/", "", inside)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from s4core.stores.base import (
     Entry,
+    Put,
     Store,
     check_key,
     join_key,
@@ -59,20 +60,14 @@ class MemoryStore(Store):
         check_key(prefix)
         return MemoryStore(self._name, join_key(self._prefix, prefix))
 
-    def sweep_unfinished(self, older_than_seconds: float) -> int:  # noqa: ARG002 (none exist)
+    def sweep_unfinished(self, older_than_seconds: float, *, shallow: bool = False) -> int:  # noqa: ARG002 (none exist)
         """Nothing: a put happens in one step here."""
         return 0
 
-    def _put(
-        self,
-        key: str,
-        views: Iterator[memoryview],
-        replace: bool,
-        size_hint: int | None,  # noqa: ARG002 (a promise of the interface)
-    ) -> None:
+    def _put(self, key: str, views: Iterator[memoryview], how: Put) -> None:
         held = _Held(b"".join(views), time.time())
         objects, name = self._objects(), join_key(self._prefix, key)
-        if replace:
+        if how.replace:
             objects[name] = held
         elif objects.setdefault(name, held) is not held:
             raise key_exists(self.url_of(key))
@@ -93,12 +88,12 @@ class MemoryStore(Store):
     def _size(self, key: str) -> int:
         return len(self._get(key))
 
-    def _list(self, prefix: str) -> Iterator[Entry]:
+    def _list(self, prefix: str, shallow: bool) -> Iterator[Entry]:
         root = join_key(self._prefix, "")
         found = [item for item in self._objects().copy().items() if item[0].startswith(root)]
         for name, held in sorted(found, key=lambda item: item[0]):
             key = name[len(root) :]
-            if key.startswith(prefix):
+            if key.startswith(prefix) and not (shallow and "/" in key[len(prefix) :]):
                 yield Entry(key, len(held.data), held.modified)
 
     def _delete(self, keys: Sequence[str]) -> None:

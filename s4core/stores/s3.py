@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, TypeVar
 
 from s4core.errors import KeyNotFoundError, StoreError, TruncatedError
-from s4core.stores.base import Entry, Store, check_key, join_key, truncated
+from s4core.stores.base import Entry, Put, Store, check_key, join_key, truncated
 from s4core.stores.coalesce import coalesce, cut_out
 from s4core.stores.s3_client import Connection
 from s4core.stores.s3_deadline import FaultError
@@ -63,10 +63,15 @@ class S3Store(Store):
         below._connection = self._connection
         return below
 
-    def sweep_unfinished(self, older_than_seconds: float) -> int:
+    def sweep_unfinished(self, older_than_seconds: float, *, shallow: bool = False) -> int:
         """Abort multipart uploads that no living writer is left to complete."""
         before = datetime.now(timezone.utc) - timedelta(seconds=older_than_seconds)
-        uploads = [item for item in self._unfinished() if item["Initiated"] <= before]
+        root = join_key(self._prefix, "")
+        uploads = [
+            item
+            for item in self._unfinished()
+            if item["Initiated"] <= before and not (shallow and "/" in item["Key"][len(root) :])
+        ]
         for item in uploads:
             self._end_upload(item["Key"], item["UploadId"])
         return len(uploads)
@@ -89,10 +94,8 @@ class S3Store(Store):
         except KeyNotFoundError:
             return  # it ended meanwhile
 
-    def _put(
-        self, key: str, views: Iterator[memoryview], replace: bool, size_hint: int | None
-    ) -> None:
-        Upload(self._connection, self._name(key), replace=replace).run(views, size_hint)
+    def _put(self, key: str, views: Iterator[memoryview], how: Put) -> None:
+        Upload(self._connection, self._name(key), replace=how.replace).run(views, how.size_hint)
 
     def _get(self, key: str) -> bytes:
         return self._call(key, "get_object", _whole_body)
@@ -141,12 +144,13 @@ class S3Store(Store):
             self._connection.check_bucket(self.url_of(key))
             raise
 
-    def _list(self, prefix: str) -> Iterator[Entry]:
+    def _list(self, prefix: str, shallow: bool) -> Iterator[Entry]:
         root = join_key(self._prefix, "")
         names = {"ContinuationToken": "NextContinuationToken"}
+        below: dict[str, Any] = {"Delimiter": "/"} if shallow else {}
         entries = [
             Entry(item["Key"][len(root) :], item["Size"], item["LastModified"].timestamp())
-            for page in self._pages("list_objects_v2", names, root + prefix)
+            for page in self._pages("list_objects_v2", names, root + prefix, **below)
             for item in page.get("Contents", ())
             if not item["Key"].endswith("/")  # folders that other tools draw
         ]
@@ -154,13 +158,13 @@ class S3Store(Store):
         return iter(sorted(entries, key=lambda entry: entry.key))
 
     def _pages(
-        self, operation: str, markers: dict[str, str], prefix: str
+        self, operation: str, markers: dict[str, str], prefix: str, **parameters: Any
     ) -> Iterator[dict[str, Any]]:
         """Answers until the last; `markers` says which answer becomes which parameter."""
         position: dict[str, Any] = {}
         while True:
             page: dict[str, Any] = self._connection.call(
-                self.url, operation, read=dict, Prefix=prefix, **position
+                self.url, operation, read=dict, Prefix=prefix, **parameters, **position
             )
             yield page
             if not page.get("IsTruncated"):
