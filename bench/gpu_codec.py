@@ -317,7 +317,8 @@ def main() -> int:
             rows.append(bench_stages(f"{name}, 400 tensors", items, args.repeat))
             del items
         torch.cuda.empty_cache()
-    rows.append(bench_end_to_end(args.parameters, 4))
+    if args.parameters:
+        rows.append(bench_end_to_end(args.parameters, 4))
     if args.json:
         with open(args.json, "w") as file:
             json.dump(rows, file, indent=1)

@@ -4,6 +4,8 @@ Map of the package:
 
 - `items`: what goes in and what comes out
 - `encoder`, `decoder`, `hashes`: the three things that can be asked for
+- `fields`, `nvcomp`: profile `nvcomp`, and the one file that loads that library
+- `landing`: where blobs come to lie in host memory
 - `batches`, `tables`: which chunks travel together, and the records that describe them
 - `staging`, `pinned`, `payload`: memory on the device, page-locked, and of the caller
 - `runtime`: the one place that imports CuPy

@@ -86,13 +86,18 @@ def groups(items: Sequence[Item]) -> Iterator[Group]:
         yield _group(shape, members, items)
 
 
-def cut(costs: NDArray[np.int64], budget: int) -> Iterator[slice]:
-    """Cut a run of chunks into batches whose costs add up to `budget` at most, or one chunk."""
+def cut(costs: NDArray[np.int64], budget: int, first: int | None = None) -> Iterator[slice]:
+    """Cut a run of chunks into batches whose costs add up to `budget` at most, or one chunk.
+
+    Args:
+        costs: of each chunk, bytes.
+        budget: of a batch, bytes.
+        first: budget of the first batch, if it is another.
+    """
     upto = np.cumsum(costs)
-    start = 0
+    start, room = 0, budget if first is None else first
     while start < len(costs):
         before = int(upto[start - 1]) if start else 0
-        stop = int(np.searchsorted(upto, before + budget, side="right"))
-        stop = max(stop, start + 1)
+        stop = max(int(np.searchsorted(upto, before + room, side="right")), start + 1)
         yield slice(start, stop)
-        start = stop
+        start, room = stop, budget

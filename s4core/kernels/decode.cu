@@ -227,12 +227,17 @@ struct Others {
         }
     }
     // The raw planes; PLAIN: all but plane 0, which is left as it is.
-    template <bool PLAIN> __device__ __forceinline__ void read(Planes& s, u32 at) const {
+    template <bool PLAIN> __device__ __forceinline__ void read(Planes& s, int at) const {
         #pragma unroll
         for (int p = PLAIN ? 1 : 0; p < W; ++p) {
             if (!PLAIN) s.p[p] = fill.p[p];
             if (PLAIN || (raws >> p & 1)) s.p[p] = *global<const u32>(raw[p] + at);
         }
+    }
+    // Move on by `by` symbols, so that addresses of reads are constants.
+    template <bool PLAIN> __device__ __forceinline__ void move(int by) {
+        #pragma unroll
+        for (int p = PLAIN ? 1 : 0; p < W; ++p) raw[p] += by;
     }
     // The planes that were not read ahead.
     template <bool PLAIN> __device__ __forceinline__ void complete(Planes& s, u32 at) const {
@@ -478,7 +483,7 @@ template <bool PLAIN>
 __device__ __forceinline__ u32 decode_sub(const Chunk& c, const Pass& pass, u32 sub, u32 raws, u32 packed) {
     // Registers that one group read ahead takes, and how many groups there is room for.
     constexpr int COST = W - (PLAIN && W > 1) + (VERIFY || !PLAIN ? W : 0) + (DELTA ? W : 0);
-    constexpr int ROOM = (W == 8 ? 28 : W == 4 ? 9 : 14) / COST, AHEAD = ROOM < 1 ? 1 : ROOM > 4 ? 4 : ROOM;
+    constexpr int ROOM = (W == 8 ? 28 : W == 4 ? 9 : 14) / COST, AHEAD = !PLAIN || ROOM < 1 ? 1 : ROOM > 4 ? 4 : ROOM;
     const u32 lane = threadIdx.x & 31, p = PLAIN ? 0 : pass.rans, k = sh.k;
     const u32 start = sub * sh.sub, length = least(sh.sub, c.n - start);
     const u8* at = sh.blob[p] + sh.start[sub];
@@ -505,28 +510,34 @@ __device__ __forceinline__ u32 decode_sub(const Chunk& c, const Pass& pass, u32 
         insert<PLAIN>(near.others, p, patched(patch, symbols, first));
         if (count) diff |= meet<true, PLAIN>(near, c, pass, start + mine, count);
     }
+    constexpr int FAR = AHEAD * (int)GROUP;
     Near next[AHEAD];
-    #pragma unroll
-    for (u32 i = 0; i < AHEAD; ++i) {
-        const u32 mine = start + (g - 1 - i) * GROUP + 4 * lane;
-        if (!g) break;
-        others.read<PLAIN>(next[i].others, mine);
-        look<false, PLAIN>(next[i], c, pass, mine, 4);
+    u32 mine = start + g * GROUP + 4 * lane;  // of the group after the next
+    others.template move<PLAIN>((int)mine);
+    if (g) {
+        #pragma unroll
+        for (int i = 0; i < AHEAD; ++i) {
+            others.read<PLAIN>(next[i].others, -(i + 1) * (int)GROUP);
+            look<false, PLAIN>(next[i], c, pass, mine - (i + 1) * GROUP, 4);
+        }
     }
     for (; g; g -= AHEAD) {
+        const bool more = g > AHEAD;
+        others.template move<PLAIN>(-FAR);
         #pragma unroll
-        for (u32 i = 0; i < AHEAD; ++i) {
-            const u32 first = (g - 1 - i) * GROUP, mine = start + first + 4 * lane;
+        for (int i = 0; i < AHEAD; ++i) {
+            const u32 at = mine - (i + 1) * GROUP;
             Near near = next[i];
-            if (g > AHEAD) {
-                others.read<PLAIN>(next[i].others, mine - AHEAD * GROUP);
-                look<false, PLAIN>(next[i], c, pass, mine - AHEAD * GROUP, 4);
+            if (more) {
+                others.read<PLAIN>(next[i].others, -(i + 1) * (int)GROUP);
+                look<false, PLAIN>(next[i], c, pass, at - FAR, 4);
             }
-            others.complete<PLAIN>(near.others, mine);
+            others.complete<PLAIN>(near.others, at);
             const u32 symbols = group<true>(words, x, k, lane, 4);
-            insert<PLAIN>(near.others, p, patched(patch, symbols, first));
-            diff |= meet<false, PLAIN>(near, c, pass, mine, 4);
+            insert<PLAIN>(near.others, p, patched(patch, symbols, (g - 1 - i) * GROUP));
+            diff |= meet<false, PLAIN>(near, c, pass, at, 4);
         }
+        mine -= FAR;
     }
     const u32 bad = warp_or(x != LOW || words.left != 0);
     if (bad && lane == 0) fail(END, p);
@@ -611,7 +622,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, W <= 4 ? 4 : 2)
 s4_decode_plain(const Chunk* chunks, const Blob* blobs, const u64* offsets, const u8* stream, u32* status) {
     decode_chunk<true>(chunks, blobs, offsets, stream, status);
 }
-extern "C" __global__ void __launch_bounds__(THREADS, W <= 4 ? 3 : 2)
+extern "C" __global__ void __launch_bounds__(THREADS, W <= 2 ? 4 : W == 4 ? 3 : 2)
 s4_decode(const Chunk* chunks, const Blob* blobs, const u64* offsets, const u8* stream, u32* status) {
     decode_chunk<false>(chunks, blobs, offsets, stream, status);
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from s4core.errors import FormatError
 from s4core.kernels.batches import Group, cut, groups
 from s4core.kernels.faults import Fault, raise_fault
+from s4core.kernels.fields import FieldsBatch, is_fields
 from s4core.kernels.items import DecodeItem
 from s4core.kernels.payload import Payload
 from s4core.kernels.runtime import kernel, require
@@ -33,13 +35,13 @@ from s4core.kernels.tables import BLOB_DTYPE, THREADS
 
 __all__ = ["decodable", "decode"]
 
-# raw, const, bitpack, rans: what the kernels decode.
-_MAX_CODEC = 4
+# raw, const, bitpack, rans; and gdeflate, nvcomp.ans, which stand in layout `fields` only.
+_CODECS = (1, 2, 3, 4, 6, 7)
 
 
 def decodable(rows: NDArray[np.void]) -> bool:
-    """Return whether every blob has a codec that these kernels decode."""
-    return bool((rows["codec"] <= _MAX_CODEC).all())
+    """Return whether every blob of an array has a codec that can be decoded on the device."""
+    return bool(np.isin(rows["codec"], _CODECS).all())
 
 
 def decode(
@@ -103,15 +105,15 @@ class _Decoding:
         self._pending: list[tuple[Group, slice, Tensor]] = []
 
     def run(self) -> None:
-        for group in groups(self._items):
-            if len(group.chunks):
+        try:
+            for group in groups(self._items):
                 self._decode_group(group)
-        self._stream.synchronize()
+        finally:
+            # Also when a chunk was refused: nothing may be under way in memory that is freed.
+            self._copies.synchronize()
+            self._stream.synchronize()
         for group, part, status in self._pending:
-            bad = np.flatnonzero(status.numpy())
-            if len(bad):
-                number, chunk = group.whose(part.start + int(bad[0]))
-                raise_fault(int(status[bad[0]]), self._items[number].name, chunk)
+            self._refuse(group, part, status.numpy())
         for given, item in zip(self._given, self._items, strict=True):
             if given.words.data_ptr() != item.words.data_ptr():
                 given.words.copy_(item.words)
@@ -134,11 +136,14 @@ class _Decoding:
         for number, part in enumerate(parts):
             size = int(sizes[part].sum())
             stage = stages[number % 2]
+            own = rows[part.start * planes : part.stop * planes]
             self._cross(payload, start, size, stage)
-            self._launch(group, part, rows[part.start * planes : part.stop * planes], stage)
+            if is_fields(group.shape):
+                self._decode_fields(group, part, own, stage)
+            else:
+                self._launch(group, part, own, stage)
             start += size
-        self._stream.wait_stream(self._copies)
-        # What was handed to the copy stream may be freed now only once the copies ended.
+        # The stages go back to the allocator here, and the payload to the caller soon after.
         self._copies.synchronize()
 
     def _stage(self, size: int, host: int) -> _Stage:
@@ -181,6 +186,21 @@ class _Decoding:
             else:
                 stage.device[:size].copy_(stage.host[:size], non_blocking=True)
         stage.crossed.record(self._copies)
+
+    def _decode_fields(
+        self, group: Group, part: slice, rows: NDArray[np.void], stage: _Stage
+    ) -> None:
+        self._stream.wait_event(stage.crossed)
+        batch = FieldsBatch(group, part, self._device, self._stream)
+        self._refuse(group, part, batch.decode(rows, stage.device, verify=False))
+        stage.decoded.record(self._stream)
+
+    def _refuse(self, group: Group, part: slice, status: NDArray[np.integer[Any]]) -> None:
+        """Raise if a chunk of a batch has a fault."""
+        bad = np.flatnonzero(status)
+        if len(bad):
+            number, chunk = group.whose(part.start + int(bad[0]))
+            raise_fault(int(status[bad[0]]), self._items[number].name, chunk)
 
     def _launch(self, group: Group, part: slice, rows: NDArray[np.void], stage: _Stage) -> None:
         count, shape, index = part.stop - part.start, group.shape, self._device.index

@@ -35,20 +35,51 @@ __shared__ EncodeShared sh;
 // Where a sub-block's coder stands.
 struct Coder {
     u32 x;        // state of this lane
-    u32 waiting;  // words that wait in shared memory
+    u32 place;    // where the waiting words begin: an address of shared memory; 0 on the host
+    u32 cursor;   // where the next word goes
     u32 flushed;  // words written out
+
+    __device__ __forceinline__ u32 waiting() const { return (cursor - place) / 2; }
+    __device__ __forceinline__ u32 words() const { return flushed + waiting(); }
 };
 
 __device__ __forceinline__ u32 symbol_of(u32 symbols, u32 j) { return symbols >> (8 * j) & 255; }
 
+// Lanes whose state is at or over the threshold emit a word each, in ascending order of lanes.
+__device__ __forceinline__ void emit(Coder& k, u16* words, u32 threshold, bool active, u32 below) {
+    const bool over = active && k.x >= threshold;
+    const u32 who = __ballot_sync(ALL_LANES, over);
+    if (over) words[k.waiting() + __popc(who & below)] = (u16)k.x;
+    k.cursor += 2 * __popc(who);
+    if (over) k.x >>= 16;
+}
+
+// The same where all lanes are active. The compiler makes four instructions more of the C++.
+__device__ __forceinline__ void emit_all(Coder& k, u16* words, u32 threshold, u32 below) {
+#ifdef __CUDA_ARCH__
+    asm volatile(
+        "{\n\t.reg .pred p;\n\t.reg .b32 t, u;\n\t"
+        "setp.ge.u32 p, %0, %2;\n\t"
+        "vote.sync.ballot.b32 u, p, 0xffffffff;\n\t"
+        "and.b32 t, u, %3;\n\t"
+        "popc.b32 t, t;\n\t"
+        "mad.lo.u32 t, t, 2, %1;\n\t"
+        "@p st.shared.u16 [t], %0;\n\t"
+        "popc.b32 u, u;\n\t"
+        "mad.lo.u32 %1, u, 2, %1;\n\t"
+        "@p shr.u32 %0, %0, 16;\n\t}"
+        : "+r"(k.x), "+r"(k.cursor) : "r"(threshold), "r"(below) : "memory");
+#else
+    emit(k, words, threshold, true, below);
+#endif
+}
+
+template <bool FULL>
 __device__ __forceinline__ void step(Coder& k, u16* words, const uint4& e, bool active, u32 below) {
-    const bool emit = active && k.x >= e.x;
-    const u32 who = __ballot_sync(ALL_LANES, emit);
-    if (emit) words[k.waiting + __popc(who & below)] = (u16)k.x;
-    k.waiting += __popc(who);
-    const u32 x = emit ? k.x >> 16 : k.x;
-    const u32 coded = x + __funnelshift_r(__umulhi(x, e.y), 0, e.z) * e.w + (e.z >> 16);
-    k.x = active ? coded : k.x;
+    if (FULL) emit_all(k, words, e.x, below);
+    else emit(k, words, e.x, active, below);
+    const u32 coded = k.x + __funnelshift_r(__umulhi(k.x, e.y), 0, e.z) * e.w + (e.z >> 16);
+    if (FULL || active) k.x = coded;
 }
 
 // Remember the symbols of this lane that are not in the table.
@@ -69,7 +100,7 @@ __device__ __forceinline__ void flush_half(Coder& k, u16* words, u8* out, u32 la
     __syncwarp();
     *reinterpret_cast<uint2*>(&words[4 * lane]) = rest;
     k.flushed += HALF;
-    k.waiting -= HALF;
+    k.cursor -= 2 * HALF;
     __syncwarp();
 }
 
@@ -83,12 +114,12 @@ __device__ __forceinline__ void code_group(
     for (u32 j = 0; j < 4; ++j) {
         const uint4 e = sh.table[symbol_of(symbols, j)];
         const bool active = FULL || j < count;
-        step(k, sh.words[warp], e, active, below);
+        step<FULL>(k, sh.words[warp], e, active, below);
         if (active) flags |= e.z;
     }
     if (flags & PATCH) note_patches(warp, symbols, at, count);
     __syncwarp();
-    if (k.waiting >= HALF) flush_half(k, sh.words[warp], words, lane);
+    if (k.cursor - k.place >= 2 * HALF) flush_half(k, sh.words[warp], words, lane);
 }
 
 __device__ __forceinline__ void store_planes(u8* slots, u64 stride, const Planes& s, u32 at, u32 planes) {
@@ -102,9 +133,9 @@ __device__ __noinline__ u32 finish_sub(Coder k, u32 warp, u32 lane, u8* out) {
     reinterpret_cast<u32*>(out)[lane] = k.x;
     __syncwarp();
     u8* words = out + 128;
-    const u32 end = pad16(2 * (k.flushed + k.waiting)) / 2;
+    const u32 end = pad16(2 * k.words()) / 2;
     for (u32 i = lane; k.flushed + i < end; i += 32)
-        reinterpret_cast<u16*>(words)[k.flushed + i] = i < k.waiting ? sh.words[warp][i] : 0;
+        reinterpret_cast<u16*>(words)[k.flushed + i] = i < k.waiting() ? sh.words[warp][i] : 0;
     const u32 count = sh.patches[warp];
     if (count > MAX_PATCHES) return 0;
     u32* patches = reinterpret_cast<u32*>(words + 2 * end);
@@ -136,26 +167,38 @@ __device__ __forceinline__ void code_sub(const Chunk& c, u32 sub, u32 plane, u32
     u8* out = slots + plane * stride + HEAD_BYTES + (u64)sub * sub_stride(c.n, c.sub);
     if (lane == 0) sh.patches[warp] = 0;
     __syncwarp();
-    Coder k = {LOW, 0, 0};
-    Quad next[AHEAD];
+    Coder k = {LOW, 0, 0, 0};
+#ifdef __CUDA_ARCH__
+    k.place = k.cursor = (u32)__cvta_generic_to_shared(sh.words[warp]);
+#endif
+    constexpr u32 FAR = AHEAD * GROUP;
+    const u8* words = global<const u8>(c.words) + (u64)(start + 4 * lane) * W;
+    const u8* base = global<const u8>(c.base) + (u64)(start + 4 * lane) * W;
+    u8* to[W];
     #pragma unroll
-    for (u32 i = 0; i < AHEAD; ++i)
-        if (i < groups) next[i] = coded_quad(c, start + i * GROUP + 4 * lane);
+    for (int p = 0; p < W; ++p) to[p] = slots + p * stride + start + 4 * lane;
+    Quad next[AHEAD];
     u32 g = 0;
+    if (AHEAD <= groups) {
+        #pragma unroll
+        for (u32 i = 0; i < AHEAD; ++i) next[i] = coded_at(words + i * GROUP * W, base + i * GROUP * W);
+    }
     for (; g + AHEAD <= groups; g += AHEAD) {
-        Quad now[AHEAD];
-        #pragma unroll
-        for (u32 i = 0; i < AHEAD; ++i) now[i] = next[i];
-        #pragma unroll
-        for (u32 i = 0; i < AHEAD; ++i)
-            if (g + AHEAD + i < groups) next[i] = coded_quad(c, start + (g + AHEAD + i) * GROUP + 4 * lane);
+        const bool more = g + 2 * AHEAD <= groups;
+        words += FAR * W;
+        base += FAR * W;
         #pragma unroll
         for (u32 i = 0; i < AHEAD; ++i) {
+            const Planes s = split(next[i]);
+            if (more) next[i] = coded_at(words + i * GROUP * W, base + i * GROUP * W);
+            #pragma unroll
+            for (int p = 0; p < W; ++p)
+                if (PLAIN ? p > 0 : raw >> p & 1) *global<u32>(to[p] + i * GROUP) = s.p[p];
             const u32 at = (g + i) * GROUP + 4 * lane;
-            const Planes s = split(now[i]);
-            store_planes(slots, stride, s, start + at, raw);
-            code_group<true>(k, warp, lane, pick(s, plane), at, 4, out + 128);
+            code_group<true>(k, warp, lane, PLAIN ? s.p[0] : pick(s, plane), at, 4, out + 128);
         }
+        #pragma unroll
+        for (int p = 0; p < W; ++p) to[p] += FAR;
     }
     for (; g * GROUP < length; ++g) {
         const u32 at = g * GROUP + 4 * lane, count = count_at(at, length);
@@ -165,7 +208,7 @@ __device__ __forceinline__ void code_sub(const Chunk& c, u32 sub, u32 plane, u32
     }
     const u32 size = finish_sub(k, warp, lane, out);
     if (lane == 0) {
-        sh.dir[sub] = (k.flushed + k.waiting) | sh.patches[warp] << 24;
+        sh.dir[sub] = k.words() | sh.patches[warp] << 24;
         if (size) atomicAdd(&sh.body, size);
         else sh.failed = 1;
     }
@@ -374,7 +417,7 @@ s4_encode_plain(const Chunk* chunks, Verdicts* plans, Blob* blobs) {
 }
 
 // All other chunks.
-extern "C" __global__ void __launch_bounds__(THREADS, W <= 4 ? 3 : 2)
+extern "C" __global__ void __launch_bounds__(THREADS, W <= 4 ? 4 : 2)
 s4_encode(const Chunk* chunks, const Verdicts* plans, Blob* blobs) {
     if (is_plain(plans[blockIdx.x])) return;
     const Chunk c = chunks[blockIdx.x];

@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 from s4core.errors import CodecError, CodecUnavailableError
 from s4core.kernels.batches import Group, cut, groups
 from s4core.kernels.faults import raise_fault
+from s4core.kernels.fields import FieldsBatch, is_fields
 from s4core.kernels.hashes import PieceHashes
 from s4core.kernels.items import DeviceItem, EncodedItem
 from s4core.kernels.landing import Landing
@@ -33,9 +35,12 @@ from s4core.kernels.staging import (
     scratch_budget,
     to_device,
 )
-from s4core.kernels.tables import BLOB_DTYPE, OFFSET_THREADS, THREADS, plane_stride
+from s4core.kernels.tables import BLOB_DTYPE, OFFSET_THREADS, THREADS, pad16_all, plane_stride
 
 __all__ = ["encode"]
+
+# The first batch of a shape is this many times smaller than the others.
+_FIRST: Final = 4
 
 
 def encode(
@@ -129,8 +134,9 @@ def _plan(group: Group, budget: int) -> _Plan:
     stride = pad16_all(plane_stride(n, group.chunks["sub"].astype(np.int64)))
     bound = pad16_all(n) * planes
     group.chunks["stride"] = stride // 16
-    # Scratch once, the compact buffer twice.
-    return _Plan(group, stride, bound, list(cut(stride * planes + 2 * bound, budget)))
+    # Scratch once, the compact buffer twice. The link idles until the first batch is done.
+    costs = 5 * bound if is_fields(group.shape) else stride * planes + 2 * bound
+    return _Plan(group, stride, bound, list(cut(costs, budget, first=budget // _FIRST)))
 
 
 @dataclass
@@ -164,7 +170,8 @@ class _Encoding:
 
     def run(self) -> list[EncodedItem]:
         plans = [_plan(group, self._budget) for group in groups(self._items)]
-        work = [(plan, part) for plan in plans for part in plan.parts]
+        fields = [plan for plan in plans if is_fields(plan.group.shape)]
+        work = [(plan, part) for plan in plans if plan not in fields for part in plan.parts]
         scratch = device_bytes(max((w.scratch_bytes(p) for w, p in work), default=0), self._device)
         largest = max((int(w.bound[p].sum()) for w, p in work), default=0)
         # Two compact buffers, and when the copy out of each has ended.
@@ -179,12 +186,18 @@ class _Encoding:
             # Hashed while the last blobs cross the link.
             if behind is not None:
                 self._collect(behind)
+            for plan in fields:
+                self._encode_fields(plan)
             hashes = PieceHashes([item.words for item in self._items], self._stream)
+            blobs = self._landing.blobs()
         finally:
             # Also when a chunk was refused: nothing may be under way in memory that is freed.
             self._stream.synchronize()
             self._copies.synchronize()
-        return self._landing.items(hashes.digests())
+        return [
+            EncodedItem(rows, payload, digest)
+            for (rows, payload), digest in zip(blobs, hashes.digests(), strict=True)
+        ]
 
     def _launch(
         self, plan: _Plan, part: slice, scratch: Tensor, out: Tensor, free: torch.cuda.Event
@@ -232,14 +245,31 @@ class _Encoding:
                 check = kernel("decode.cu", name, shape, index, verify=True)
                 check(count, THREADS, on, c, b, o, to, s)
 
+    def _encode_fields(self, plan: _Plan) -> None:
+        """Profile `nvcomp`: batch after batch, each to its end."""
+        group = plan.group
+        for part in plan.parts:
+            batch = FieldsBatch(group, part, self._device, self._stream)
+            rows, out = batch.encode()
+            if self._verify:
+                self._refuse(batch.decode(rows, out, verify=True), group, part)
+            start = 0
+            for view in self._landing.place(group, part, plan.bound, rows):
+                view.copy_(out[start : start + view.numel()], non_blocking=True)
+                start += view.numel()
+
+    def _refuse(self, status: NDArray[np.integer[Any]], group: Group, part: slice) -> None:
+        """Raise if a chunk of a batch has a fault."""
+        bad = np.flatnonzero(status)
+        if len(bad):
+            number, chunk = group.whose(part.start + int(bad[0]))
+            raise_fault(int(status[bad[0]]), self._items[number].name, chunk)
+
     def _collect(self, batch: _Batch) -> None:
         """Send a finished batch's blobs to the host."""
         batch.ready.synchronize()
         group = batch.plan.group
-        bad = np.flatnonzero(batch.status.numpy())
-        if len(bad):
-            number, chunk = group.whose(batch.part.start + int(bad[0]))
-            raise_fault(int(batch.status[bad[0]]), self._items[number].name, chunk)
+        self._refuse(batch.status.numpy(), group, batch.part)
         rows = batch.blobs.numpy().view(BLOB_DTYPE)
         self._copies.wait_event(batch.ready)
         with torch.cuda.stream(self._copies):
@@ -248,11 +278,6 @@ class _Encoding:
                 view.copy_(batch.out[start : start + view.numel()], non_blocking=True)
                 start += view.numel()
         batch.free.record(self._copies)
-
-
-def pad16_all(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Round each size up to a multiple of 16."""
-    return -(-sizes // 16) * 16
 
 
 def _with_aligned(item: DeviceItem) -> DeviceItem:

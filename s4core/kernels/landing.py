@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from s4core.kernels.batches import Group
-from s4core.kernels.items import EncodedItem
 from s4core.kernels.pinned import PinnedArena
 from s4core.kernels.tables import BLOB_DTYPE
 
 __all__ = ["Landing"]
+
+_NO_ROWS = np.empty(0, BLOB_DTYPE)
 
 
 @dataclass
@@ -67,15 +68,14 @@ class Landing:
             place.view = self._arena.give_back(place.view, place.filled)
         return view
 
-    def items(self, digests: list[bytes]) -> list[EncodedItem]:
-        """Return what was encoded."""
+    def blobs(self) -> list[tuple[NDArray[np.void], NDArray[np.uint8]]]:
+        """Return each item's rows and payload; the copies may still be under way."""
         return [
-            EncodedItem(
-                rows=np.concatenate(rows) if rows else np.empty(0, BLOB_DTYPE),
-                payload=place.view[: place.filled].numpy(),
-                digest=digest,
+            (
+                rows[0] if len(rows) == 1 else np.concatenate((_NO_ROWS, *rows)),
+                place.view[: place.filled].numpy(),
             )
-            for place, rows, digest in zip(self._places, self._rows, digests, strict=True)
+            for place, rows in zip(self._places, self._rows, strict=True)
         ]
 
 

@@ -121,6 +121,7 @@ def _module(file: str, shape: Shape | None, device: int, verify: bool) -> Any:
             f"-DS4_LAYOUT={shape.layout}",
             f"-DS4_DELTA={shape.delta}",
             f"-DS4_VERIFY={int(verify)}",
+            f"-DS4_FIELDS={5 if shape.layout == 4 else 8}",
         ]
     with cupy.cuda.Device(device):
         return cupy.RawModule(code=kernel_source(file), options=tuple(options), backend="nvrtc")

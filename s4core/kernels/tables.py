@@ -26,6 +26,7 @@ __all__ = [
     "Shape",
     "chunk_lengths",
     "pad16",
+    "pad16_all",
     "plane_stride",
     "shape_of",
     "spans",
@@ -68,7 +69,7 @@ class Shape:
 
     Attributes:
         word_bytes: 1, 2, 4 or 8; also the number of planes.
-        layout: 1 `float`, 2 `bytes`.
+        layout: 1 `float`, 2 `bytes`, 3 `fields` with 8 bits of exponent, 4 `fields` with 5.
         delta: 0 none, 1 xor, 2 zigzag of floats, 3 zigzag of integers.
     """
 
@@ -83,7 +84,9 @@ class Shape:
 
     @property
     def planes(self) -> int:
-        """Number of planes: one for each byte of a word."""
+        """Number of planes: one for each byte of a word; of `fields`, sign and odd bits more."""
+        if self.layout > int(Layout.BYTES):
+            return {(2, 3): 3, (2, 4): 4, (4, 3): 5}[self.word_bytes, self.layout]
         return self.word_bytes
 
 
@@ -100,6 +103,8 @@ def shape_of(dtype: DType, layout: Layout, delta: str | None) -> Shape:
         integers = delta == "zigzag" and not dtype.is_float
         code = _ZIGZAG_OF_INTEGERS if integers else _DELTA_CODE[delta]
         return Shape(dtype.word_bytes, int(layout), code)
+    if layout is Layout.FIELDS and dtype.exponent_bits in (5, 8) and delta != "zigzag":
+        return Shape(dtype.word_bytes, 3 if dtype.exponent_bits == 8 else 4, _DELTA_CODE[delta])
     if layout is Layout.FLOAT and dtype.word_bytes > 1 and delta != "zigzag":
         return Shape(dtype.word_bytes, int(layout), _DELTA_CODE[delta])
     raise CodecError(
@@ -111,6 +116,11 @@ def shape_of(dtype: DType, layout: Layout, delta: str | None) -> Shape:
 def pad16(size: int) -> int:
     """Round a number of bytes up to a multiple of 16."""
     return -(-size // 16) * 16
+
+
+def pad16_all(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Round each size up to a multiple of 16."""
+    return -(-sizes // 16) * 16
 
 
 def chunk_lengths(words: int, chunk_words: int) -> NDArray[np.int64]:

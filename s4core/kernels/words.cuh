@@ -233,6 +233,13 @@ __device__ __forceinline__ Quad coded_tail(const Chunk& c, u32 first, u32 count)
     return z;
 }
 
+// Four coded words where words and base lie at these addresses.
+__device__ __forceinline__ Quad coded_at(const u8* words, const u8* base) {
+    const Quad x = load_quad(words);
+    if constexpr (DELTA == 0) return x;
+    else return apply_delta(x, load_quad(base));
+}
+
 // How many of the four words from `first` on lie before `end`.
 __device__ __forceinline__ u32 count_at(u32 first, u32 end) {
     return first >= end ? 0 : least(4, end - first);
