@@ -83,9 +83,7 @@ def decompress(tasks: Sequence[Task]) -> None:
             _check_shape(step, task)
     on_gpu = [_gpu_decodes(task) for task in tasks]
     _decode_on_gpus([task for task, gpu in zip(tasks, on_gpu, strict=True) if gpu])
-    for task, gpu in zip(tasks, on_gpu, strict=True):
-        if not gpu:
-            _decode_on_host(task)
+    _decode_on_host([task for task, gpu in zip(tasks, on_gpu, strict=True) if not gpu])
 
 
 def _gpu_decodes(task: Task) -> bool:
@@ -129,19 +127,30 @@ def _decode_item(task: Task, pair: _Pair[Tensor], level: int) -> DecodeItem:
     )
 
 
-def _decode_on_host(task: Task) -> None:
-    target = task.out if task.out.device.type == "cpu" else torch.empty_like(task.out, device="cpu")
-    words = byte_view(target)
-    spare = np.empty_like(words) if len(task.steps) > 1 else words
-    pair = _Pair(len(task.steps), words, spare)
-    for level, step in enumerate(task.steps):
-        into, base = pair.at(level)
-        work = _ChunkWork(step, task.dtype, into, base if step.delta else None)
-        for _ in map_chunks(work, range(step.record.chunks)):
+def _decode_on_host(tasks: Sequence[Task]) -> None:
+    """Decode tasks level by level, their chunks side by side on the worker threads."""
+    targets = [
+        task.out if task.out.device.type == "cpu" else torch.empty_like(task.out, device="cpu")
+        for task in tasks
+    ]
+    views = [byte_view(target) for target in targets]
+    pairs = [
+        _Pair(len(task.steps), view, np.empty_like(view) if len(task.steps) > 1 else view)
+        for task, view in zip(tasks, views, strict=True)
+    ]
+    for level in range(max((len(task.steps) for task in tasks), default=0)):
+        works = [
+            _ChunkWork.of(task, pair, level)
+            for task, pair in zip(tasks, pairs, strict=True)
+            if level < len(task.steps)
+        ]
+        places = ((work, chunk) for work in works for chunk in range(work.chunks))
+        for _ in map_chunks(lambda place: place[0](place[1]), places):
             pass
-    _check_digest(task, digests.digest(words))
-    if target is not task.out:
-        task.out.copy_(target)
+    for task, target, found in zip(tasks, targets, map_chunks(digests.digest, views), strict=True):
+        _check_digest(task, found)
+        if target is not task.out:
+            task.out.copy_(target)
 
 
 @dataclass(frozen=True)
@@ -187,6 +196,13 @@ def _check_shape(step: Step, task: Task) -> None:
 class _ChunkWork:
     """Checks and decodes one chunk; runs on worker threads."""
 
+    @classmethod
+    def of(cls, task: Task, pair: _Pair[NDArray[np.uint8]], level: int) -> _ChunkWork:
+        """The work on the chunks of one step of a task."""
+        into, base = pair.at(level)
+        step = task.steps[level]
+        return cls(step, task.dtype, into, base if step.delta else None)
+
     def __init__(
         self,
         step: Step,
@@ -195,6 +211,7 @@ class _ChunkWork:
         base: NDArray[np.uint8] | None,
     ) -> None:
         self._step, self._dtype, self._out, self._base = step, dtype, out, base
+        self.chunks = step.record.chunks
         self._payload = digests.flat(step.payload)
         ends = np.cumsum(step.rows["length"], dtype=np.int64)
         self._ends = np.concatenate((np.zeros(1, np.int64), ends))

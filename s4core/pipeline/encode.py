@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,8 +78,9 @@ class Encoded:
 def record_for(job: Job, profile: str) -> ArrayRecord:
     """Return how the array of `job` is cut (FORMAT.md, sections 2 and 4.4)."""
     words = words_of(job.words, job.dtype)
-    on_gpu = gpu_takes(job.words, job.dtype)
-    layout = dtypes.layout_of(job.dtype, words, profile=profile if on_gpu else "open")
+    if not gpu_takes(job.words, job.dtype):
+        profile = "open"  # the host writes no other
+    layout = dtypes.layout_of(job.dtype, words, profile=profile)
     if job.delta == "zigzag" and layout is not Layout.WORDS:
         layout = Layout.BYTES
     word_bytes = job.dtype.word_bytes
@@ -109,8 +111,10 @@ def compress(
     """
     records = [record_for(job, profile) for job in jobs]
     done = _compress_on_gpus(jobs, records, verify)
-    for number, (job, record) in enumerate(zip(jobs, records, strict=True)):
-        yield done.pop(number) if number in done else _compress_on_host(job, record, verify)
+    rest = [job for number, job in enumerate(jobs) if number not in done]
+    on_host = _compress_on_host(rest, verify)
+    for number in range(len(jobs)):
+        yield done.pop(number) if number in done else next(on_host)
 
 
 def _compress_on_gpus(
@@ -146,14 +150,17 @@ def _device_item(job: Job, record: ArrayRecord) -> DeviceItem:
     )
 
 
-def _compress_on_host(job: Job, record: ArrayRecord, verify: bool) -> Encoded:
-    words = byte_view(job.words.cpu())
-    base = None if job.base is None else byte_view(job.base.cpu())
-    done = list(map_chunks(_ChunkWork(job, record, words, base, verify), range(record.chunks)))
-    rows = np.concatenate([chunk.rows for chunk in done]) if done else np.empty(0, BLOB_DTYPE)
-    payload = [plane.data for chunk in done for plane in chunk.planes]
-    digest = digests.digest_of_pieces(piece for chunk in done for piece in chunk.pieces)
-    return Encoded(record, rows, payload, digest)
+def _compress_on_host(jobs: Sequence[Job], verify: bool) -> Iterator[Encoded]:
+    """Encode jobs one after the other, their chunks side by side on the worker threads."""
+    works = [_ChunkWork.of(job, record_for(job, "open"), verify) for job in jobs]
+    places = ((work, chunk) for work in works for chunk in range(work.record.chunks))
+    chunks = map_chunks(lambda place: place[0](place[1]), places)
+    for work in works:
+        done = list(islice(chunks, work.record.chunks))
+        rows = np.concatenate([chunk.rows for chunk in done]) if done else np.empty(0, BLOB_DTYPE)
+        payload = [plane.data for chunk in done for plane in chunk.planes]
+        digest = digests.digest_of_pieces(piece for chunk in done for piece in chunk.pieces)
+        yield Encoded(work.record, rows, payload, digest)
 
 
 def _scratch(size: int) -> NDArray[np.uint8]:
@@ -182,6 +189,12 @@ class _ChunkWork:
     words: NDArray[np.uint8]
     base: NDArray[np.uint8] | None
     verify: bool
+
+    @classmethod
+    def of(cls, job: Job, record: ArrayRecord, verify: bool) -> _ChunkWork:
+        """The work on the chunks of one job."""
+        base = None if job.base is None else byte_view(job.base.cpu())
+        return cls(job, record, byte_view(job.words.cpu()), base, verify)
 
     def __call__(self, chunk: int) -> _Chunk:
         size = self.record.chunk_words * self.record.word_bytes

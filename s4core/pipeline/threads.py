@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Final, TypeVar
 
 import torch
 
@@ -21,6 +22,9 @@ __all__ = ["map_chunks", "worker_count"]
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+# Chunks under way for each worker: enough that none waits for the one that is slowest.
+_AHEAD: Final = 4
 
 _lock = threading.Lock()
 _pool: tuple[int, int, ThreadPoolExecutor] | None = None  # (pid, workers, pool)
@@ -50,21 +54,28 @@ def _executor(workers: int) -> ThreadPoolExecutor:
 
 
 def map_chunks(function: Callable[[T], R], chunks: Iterable[T]) -> Iterator[R]:
-    """Apply `function` to each chunk, in order, on the worker threads.
+    """Apply `function` to each chunk on the worker threads; yield the outcomes in order.
 
-    With one worker, or one chunk, everything runs on the caller's thread. All
-    results are waited for, also when one of them raises.
+    A few chunks are under way ahead of the one that is waited for, no more. With one
+    worker everything runs on the caller's thread. When a chunk raises, or the caller
+    stops, what is under way is waited for.
     """
-    items = list(chunks)
     workers = worker_count()
-    if workers == 1 or len(items) < 2:
-        return map(function, items)
-    futures = [_executor(workers).submit(function, item) for item in items]
+    if workers == 1:
+        yield from map(function, chunks)
+        return
+    pool, ahead = _executor(workers), deque[Future[R]]()
     try:
-        return iter([future.result() for future in futures])
+        for chunk in chunks:
+            ahead.append(pool.submit(function, chunk))
+            if len(ahead) > _AHEAD * workers:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
     finally:
-        for future in futures:
+        for future in ahead:
             future.cancel()
+        wait(ahead)
 
 
 def _after_fork() -> None:
