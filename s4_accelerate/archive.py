@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -117,6 +118,7 @@ class Archive:
     def __init__(self, url: str | Path | None, options: dict[str, Any]) -> None:
         self.run = s4weights.open(url, **options)
         self._last: SaveHandle | None = None
+        self._settled = threading.Event()  # what follows the last commit is done
         self.reports: deque[Report] = deque(maxlen=_HISTORY)
         self._untold: deque[Report] = deque(maxlen=_HISTORY)
 
@@ -190,7 +192,8 @@ class Archive:
         handle = self.run.save(state, step, name=name, wait=wait, meta=meta)
         paused.append(time.monotonic() - began)
         self._last = handle
-        handle.add_done_callback(lambda ended: _after(ended, committed))
+        self._settled = settled = threading.Event()
+        handle.add_done_callback(lambda ended: _after(ended, committed, settled))
         return handle
 
     def new_reports(self) -> list[Report]:
@@ -206,12 +209,15 @@ class Archive:
         handle, self._last = self._last, None
         if handle is not None:
             handle.result()
+            self._settled.wait()
+            self.run.flush()  # and for the removals that it brought about
 
     def wait(self) -> None:
         """Wait for the last save, however it ends: `flush` and the log say how."""
         if self._last is not None:
             with contextlib.suppress(S4Error):
                 self._last.result()
+                self._settled.wait()
 
     def prune(self, names: Sequence[str]) -> None:
         """Remove checkpoints, in turn with the saves; never waits."""
@@ -230,13 +236,16 @@ class Archive:
             self.run.close()
 
 
-def _after(handle: SaveHandle, then: Callable[[CheckpointInfo], None]) -> None:
+def _after(
+    handle: SaveHandle, then: Callable[[CheckpointInfo], None], settled: threading.Event
+) -> None:
     try:
         info = handle.result()
-    except Exception as error:  # noqa: BLE001  # whoever waits gets it too
+        try:
+            then(info)
+        except (S4Error, OSError) as error:
+            _log.warning("%s is committed, but not what follows: %s", info.url, error)
+    except Exception as error:  # noqa: BLE001  # whoever waits for the handle gets it too
         _log.error("a checkpoint was not committed: %s: %s", type(error).__name__, error)
-        return
-    try:
-        then(info)
-    except (S4Error, OSError) as error:
-        _log.warning("%s is committed, but older ones were not looked through: %s", info.url, error)
+    finally:
+        settled.set()

@@ -51,7 +51,8 @@ class Ranks:
         """Run `produce` on every rank; return all results on rank 0, and [] on the others.
 
         Raises:
-            S4Error: it failed on another rank; the message says where and how.
+            S4Error: it failed on another rank; the message says where and how. The same
+                class as there, if that is one of ours.
             Exception: it failed here.
         """
         mine, error = _attempt(produce)
@@ -59,14 +60,14 @@ class Ranks:
             return [_result(mine, error)]
         group = self._own_group()
         found: list[Any] = [None] * self.count
-        dist.gather_object((mine, _text(error)), found if self.index == 0 else None, 0, group=group)
-        failures = [
-            f"rank {rank}: {item[1]}" for rank, item in enumerate(found) if item and item[1]
-        ]
-        failures = self._share(failures)
+        item = (mine, _shown(error))
+        dist.gather_object(item, found if self.index == 0 else None, 0, group=group)
+        failed = [(rank, item[1]) for rank, item in enumerate(found) if item and item[1]]
+        failed = self._share(failed)
         _result(mine, error)
-        if failures:
-            raise S4Error(f"no checkpoint was saved, as a rank failed: {'; '.join(failures)}")
+        if failed:
+            rank, (kind, text) = failed[0]
+            raise kind(f"no checkpoint was saved, as rank {rank} failed: {text}")
         return [item[0] for item in found] if self.index == 0 else []
 
     def first(self, work: Callable[[], T]) -> T:
@@ -79,10 +80,11 @@ class Ranks:
         if self.count == 1:
             return work()
         done, error = _attempt(work) if self.index == 0 else (None, None)
-        shared, failure = self._share((done, _text(error)))
+        shared, failure = self._share((done, _shown(error)))
         _result(done, error)
         if failure:
-            raise S4Error(f"rank 0 failed: {failure}")
+            kind, text = failure
+            raise kind(f"rank 0 failed: {text}")
         result: T = shared
         return result
 
@@ -116,5 +118,9 @@ def _result(value: T | None, error: Exception | None) -> Any:
     return value
 
 
-def _text(error: Exception | None) -> str:
-    return "" if error is None else f"{type(error).__name__}: {error}"
+def _shown(error: Exception | None) -> tuple[type[S4Error], str] | None:
+    """An error as the other ranks raise it: of the same kind, so that all go on alike."""
+    if error is None:
+        return None
+    kind = type(error) if isinstance(error, S4Error) else S4Error
+    return kind, f"{type(error).__name__}: {error}"

@@ -63,7 +63,7 @@ def failures_are_shared(project: str) -> None:
     rank = toy.accelerator.process_index
     if rank == 1:
         toy.counter.state_dict = lambda: 1 / 0  # type: ignore[method-assign]
-    kind, message = [(S4Error, "rank 1: ZeroDivisionError"), (ZeroDivisionError, "")][rank]
+    kind, message = [(S4Error, "rank 1 failed: ZeroDivisionError"), (ZeroDivisionError, "")][rank]
     with pytest.raises(kind, match=message):
         toy.accelerator.save_state("a")
     assert s4.latest() is None

@@ -61,7 +61,8 @@ class Noise(TrainerCallback):
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         with torch.no_grad():
             for parameter in kwargs["model"].parameters():
-                parameter.mul_(1 + 1e-3 * (random.random() + float(np.random.rand())))
+                if parameter.requires_grad:
+                    parameter.mul_(1 + 1e-3 * (random.random() + float(np.random.rand())))
 
 
 class StopAt(TrainerCallback):

@@ -23,7 +23,7 @@ from s4_accelerate.files import as_leaves, read_files
 from s4_accelerate.ranks import Ranks
 from s4_accelerate.support import refuse_sharded
 from s4core.checkpoint.foreign import dump_torch
-from s4weights import StateError
+from s4weights import KeyNotFoundError, StateError
 
 __all__ = [
     "CHECKPOINT",
@@ -117,6 +117,7 @@ class Recorder:
 
         Raises:
             StateError: something cannot be stored.
+            KeyNotFoundError: `directory` is not there.
             StoreError: the store refused; older checkpoints are unharmed.
             S4Error: another rank failed.
         """
@@ -138,7 +139,10 @@ class Recorder:
 
     def _side_files(self, directory: str | Path) -> dict[str, bytes]:
         if not os.path.isdir(directory):
-            raise StateError(f"the Trainer wrote no checkpoint to {directory}: nothing is saved")
+            raise KeyNotFoundError(
+                f"{directory} is not there: the Trainer wrote it elsewhere, or its rotation has "
+                "removed it already (are there older directories with higher steps?)"
+            )
         rank = self.ranks.index
         own = f"rng_state_{rank}.pth"
         if rank:

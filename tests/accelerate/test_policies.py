@@ -307,7 +307,7 @@ def test_latest_of_an_unreachable_store_is_an_error_and_not_none(
 ) -> None:
     """dlio_benchmark#347: an error was taken for "no checkpoints"."""
 
-    def refuse(*_: Any) -> Any:
+    def refuse(*_: Any, **__: Any) -> Any:
         raise s4weights.StoreUnavailableError("503")
 
     assert s4_accelerate.latest(tmp_path) is None
