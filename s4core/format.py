@@ -62,6 +62,8 @@ CODEC_NAMES: Final = {
     5: "zstd",
     6: "gdeflate",
     7: "nvcomp.ans",
+    8: "rans.ctx",
+    9: "rans.grid",
 }
 _RAW, _CONST = 1, 2
 # Codecs whose param counts the padding bytes after a foreign stream.

@@ -239,8 +239,8 @@ def test_decoding_refuses_what_does_not_fit():
         decode_words(planes[:1], 2, Layout.FLOAT, bytearray(16))
     with pytest.raises(CodecError, match="and a writable buffer for the words"):
         decode_words(planes, 2, Layout.FLOAT, bytes(16))
-    with pytest.raises(VersionError, match="codec 9 is unknown"):
-        decode_words([(9, 0, b""), planes[1]], 2, Layout.FLOAT, bytearray(16))
+    with pytest.raises(VersionError, match="codec 10 is unknown"):
+        decode_words([(10, 0, b""), planes[1]], 2, Layout.FLOAT, bytearray(16))
     with pytest.raises(CodecUnavailableError, match="codec gdeflate runs on NVIDIA GPUs only"):
         decode_words([(6, 0, b""), planes[1]], 2, Layout.FLOAT, bytearray(16))
     with pytest.raises(FormatError, match="const blob, byte 0: blob length, bytes: expected 0, f"):

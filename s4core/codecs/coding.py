@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from s4core.codecs import native, reference, words_reference
+from s4core.codecs.faults import Fault, raise_fault
 from s4core.codecs.ids import CodecId, EncodedPlane, codec_of
+from s4core.codecs.side import NO_SIDE, Side, decode_aside, encode_aside
 from s4core.codecs.word_coding import (
     Buffer,
     DeltaKind,
@@ -35,6 +37,8 @@ MAX_SYMBOLS: Final = 1 << 24
 _GROUP: Final = 128
 _MAX_SUB_BLOCK: Final = 1 << 20
 _MAX_SUB_BLOCKS: Final = 255
+# Codecs that know more than the plane.
+_ASIDE: Final = (CodecId.RANS_CTX, CodecId.RANS_GRID)
 
 
 def _check_sizes(n: int, sub_block: int) -> None:
@@ -87,7 +91,15 @@ def _readable(codec: int) -> CodecId:
     return known
 
 
-def decode_plane(codec: int, param: int, blob: Buffer, n: int, out: Plane | None = None) -> Plane:
+def decode_plane(
+    codec: int,
+    param: int,
+    blob: Buffer,
+    n: int,
+    out: Plane | None = None,
+    *,
+    context: Plane | None = None,
+) -> Plane:
     """Decode a blob to the `n` bytes of its plane.
 
     Args:
@@ -96,6 +108,7 @@ def decode_plane(codec: int, param: int, blob: Buffer, n: int, out: Plane | None
         blob: the blob, padding included; its checksum has been compared already.
         n: bytes of the plane, 1 <= n <= 2^24.
         out: uint8, shape (n,), contiguous, filled and returned when given.
+        context: uint8, shape (n,), contiguous: what codec `rans.ctx` was written under.
 
     Returns:
         uint8, shape (n,); bytes of `out` are undefined when an error is raised.
@@ -113,11 +126,19 @@ def decode_plane(codec: int, param: int, blob: Buffer, n: int, out: Plane | None
     stored = as_bytes(blob)
     if known is CodecId.ZSTD:
         target[:] = decode_zstd(param, stored, n)
+    elif known in _ASIDE:
+        _check_param(known, param)
+        decode_aside(known, stored, context, target)
     elif native.available:
         native.decode_plane(known, param, stored, target)
     else:
         target[:] = reference.decode_stored(known, param, stored, n)
     return target
+
+
+def _check_param(codec: CodecId, param: int) -> None:
+    if param:
+        raise_fault(codec, Fault.PARAM, 0, 0, param)
 
 
 def _check_out(out: Plane, n: int) -> Plane:
@@ -139,6 +160,7 @@ def encode_words(
     base: Buffer | None = None,
     delta: DeltaKind | None = None,
     is_float: bool = True,
+    side: Side = NO_SIDE,
 ) -> list[EncodedPlane]:
     """Delta, split and encode the words of one chunk.
 
@@ -151,6 +173,7 @@ def encode_words(
         base: as many bytes as `words`, for a delta.
         delta: the kind of delta against `base`.
         is_float: whether the words are floating point, which `zigzag` orders differently.
+        side: what is known beside the words, and used where it makes a plane smaller.
 
     Returns:
         One entry for each plane, plane 0 first; their data may share one buffer.
@@ -163,25 +186,37 @@ def encode_words(
     coding = coding_of(word_bytes, layout, delta, is_float)
     against = check_base(coding, data.size, base)
     _check_sizes(coding.plane_bytes(data.size), sub_block)
-    if native.available and not zstd:
+    if native.available and not zstd and not side:
         return native.encode_chunk(coding, data, against, sub_block)
     split = native.split_words if native.available else words_reference.split_words
-    return [_encode(plane, sub_block, zstd) for plane in split(coding, data, against)]
+    return [
+        (encode_aside(plane, number, side, sub_block) if side else None)
+        or _encode(plane, sub_block, zstd)
+        for number, plane in enumerate(split(coding, data, against))
+    ]
 
 
-def _stored_plane(plane: tuple[int, int, Buffer], n: int) -> native.StoredPlane:
-    """What the native decoder takes: zstd is decoded here."""
+def _stored_plane(
+    plane: tuple[int, int, Buffer], n: int, context: Plane | None
+) -> native.StoredPlane:
+    """What the native decoder takes: some codecs are decoded here."""
     codec, param, blob = plane
     known = _readable(codec)
-    if known is CodecId.ZSTD:
-        return native.DECODED, 0, decode_zstd(param, as_bytes(blob), n)
+    if known is CodecId.ZSTD or known in _ASIDE:
+        return native.DECODED, 0, decode_plane(codec, param, blob, n, context=context)
     return known, param, as_bytes(blob)
 
 
 def _decode_by_reference(
-    coding: WordCoding, planes: Sequence[tuple[int, int, Buffer]], base: Plane | None, n: int
+    coding: WordCoding,
+    planes: Sequence[tuple[int, int, Buffer]],
+    base: Plane | None,
+    n: int,
+    context: Plane | None,
 ) -> Plane:
-    decoded = [decode_plane(codec, param, blob, n) for codec, param, blob in planes]
+    decoded = [
+        decode_plane(codec, param, blob, n, context=context) for codec, param, blob in planes
+    ]
     return words_reference.join_planes(coding, decoded, base)
 
 
@@ -194,6 +229,7 @@ def decode_words(
     base: Buffer | None = None,
     delta: DeltaKind | None = None,
     is_float: bool = True,
+    context: Plane | None = None,
 ) -> None:
     """Undo `encode_words`, straight into `out`.
 
@@ -206,6 +242,7 @@ def decode_words(
         base: as many bytes as `out`, for a delta.
         delta: the kind of delta against `base`.
         is_float: as for `encode_words`.
+        context: uint8, shape (words,): the context bytes that `encode_words` had.
 
     Raises:
         FormatError: a blob breaks FORMAT.md, section 4, or planes are missing.
@@ -221,7 +258,7 @@ def decode_words(
             "bytes, and a writable buffer for the words"
         )
     if native.available:
-        stored = [_stored_plane(plane, n) for plane in planes]
+        stored = [_stored_plane(plane, n, context) for plane in planes]
         native.decode_chunk(coding, stored, against, target)
     else:
-        target[:] = _decode_by_reference(coding, planes, against, n)
+        target[:] = _decode_by_reference(coding, planes, against, n, context)

@@ -17,7 +17,7 @@ __all__ = ["Fault", "raise_fault"]
 
 
 class Fault(IntEnum):
-    """Numbered as in `_fault.h`; 0 is no fault."""
+    """Numbered as in `fault.h` and `context.h`; 0 is no fault."""
 
     LENGTH = 1
     TRUNCATED = 2
@@ -38,6 +38,12 @@ class Fault(IntEnum):
     MASK = 17
     BASE = 18
     PARAM = 19
+    CONTEXTS = 20
+    THRESHOLD = 21
+    TABLES = 22
+    TABLE_RANGE = 23
+    COLUMNS = 24
+    SIDE = 25
 
 
 _WHAT: Final = {
@@ -60,6 +66,12 @@ _WHAT: Final = {
     Fault.MASK: "varying bits, from 1 to",
     Fault.BASE: "varying bits set in the base",
     Fault.PARAM: "param byte",
+    Fault.CONTEXTS: "number of tables, up to",
+    Fault.THRESHOLD: "thresholds, each above the one before and at least",
+    Fault.TABLES: "tables, bytes",
+    Fault.TABLE_RANGE: "last symbol of a table, at least",
+    Fault.COLUMNS: "columns of the grid and where it starts, up to",
+    Fault.SIDE: "row and column values, bytes",
 }
 
 

@@ -28,6 +28,8 @@ class CodecId(IntEnum):
     ZSTD = 5
     GDEFLATE = 6
     NVCOMP_ANS = 7
+    RANS_CTX = 8
+    RANS_GRID = 9
 
 
 # Looking an enum up by value costs a microsecond, and chunks are many.

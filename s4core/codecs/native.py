@@ -29,8 +29,12 @@ __all__ = [
     "available",
     "available_paths",
     "decode_chunk",
+    "decode_context",
+    "decode_grid",
     "decode_plane",
     "encode_chunk",
+    "encode_context",
+    "encode_grid",
     "encode_plane",
     "histogram",
     "split_words",
@@ -214,3 +218,53 @@ def split_words(
         _address(planes),
     )  # fmt: skip
     return list(planes)
+
+
+def encode_context(plane: Bytes, context: Bytes, sub_block: int) -> bytes | None:
+    """`context_reference.encode_context` in C; sizes and `context` have been checked."""
+    out = np.empty(pad16(plane.size) + _native().SLACK, dtype=np.uint8)
+    length = _native().context_encode(
+        _address(plane), _address(context), plane.size, sub_block, _address(out), out.size,
+        *_scratch.take(plane.size),
+    )  # fmt: skip
+    return out[:length].tobytes() if length else None
+
+
+def decode_context(blob: Bytes, context: Bytes, out: Bytes) -> None:
+    """`context_reference.decode_context` in C, into `out`, of the size of `context`.
+
+    Raises:
+        FormatError: the blob breaks FORMAT.md, section 4.6.
+    """
+    fault = _native().context_decode(
+        _address(blob), blob.size, _address(context), _address(out), out.size,
+        *_scratch.take(out.size),
+    )  # fmt: skip
+    if fault is not None:
+        _raise(fault)
+
+
+def encode_grid(plane: Bytes, columns: int, first: int, sub_block: int) -> bytes | None:
+    """`grid_reference.encode_grid` in C; the sizes have been checked."""
+    out = np.empty(pad16(plane.size) + _native().SLACK, dtype=np.uint8)
+    values = np.empty(4 * (-(-(first + plane.size) // columns) + columns), dtype=np.uint8)
+    length = _native().grid_encode(
+        _address(plane), plane.size, columns, first, sub_block, _address(out), out.size,
+        *_scratch.take(2 * plane.size), _address(values), values.size,
+    )  # fmt: skip
+    return out[:length].tobytes() if length else None
+
+
+def decode_grid(blob: Bytes, out: Bytes) -> None:
+    """`grid_reference.decode_grid` in C, into `out`.
+
+    Raises:
+        FormatError: the blob breaks FORMAT.md, section 4.7.
+    """
+    values = np.empty(4 * blob.size, dtype=np.uint8)
+    fault = _native().grid_decode(
+        _address(blob), blob.size, _address(out), out.size, *_scratch.take(out.size),
+        _address(values), values.size,
+    )  # fmt: skip
+    if fault is not None:
+        _raise(fault)

@@ -21,6 +21,7 @@ __all__ = [
     "GROUP",
     "LANES",
     "MAX_PATCHES",
+    "MAX_SUB_BLOCK",
     "STATE_LOW",
     "ParsedBlob",
     "SubBlock",
@@ -37,7 +38,7 @@ GROUP: Final = 128
 STATE_LOW: Final = 1 << 15
 _STATE_HIGH: Final = 1 << 31
 MAX_PATCHES: Final = 128
-_MAX_SUB_BLOCK: Final = 1 << 20
+MAX_SUB_BLOCK: Final = 1 << 20
 _MIN_K: Final = 8
 _MAX_K: Final = 12
 _TABLE_AT: Final = 48  # 16 bytes of header, 32 of bitmap
@@ -148,8 +149,8 @@ def _read_header(reader: _Reader) -> tuple[int, int, int]:
         reader.fault(Fault.RESERVED, 3, 0, zero)
     if n != reader.n:
         reader.fault(Fault.SYMBOLS, 4, reader.n, n)
-    if sub_block % GROUP or not GROUP <= sub_block <= _MAX_SUB_BLOCK:
-        reader.fault(Fault.SUB_BLOCK_SIZE, 8, _MAX_SUB_BLOCK, sub_block)
+    if sub_block % GROUP or not GROUP <= sub_block <= MAX_SUB_BLOCK:
+        reader.fault(Fault.SUB_BLOCK_SIZE, 8, MAX_SUB_BLOCK, sub_block)
     if zeros:
         reader.fault(Fault.RESERVED, 12, 0, zeros)
     if count != -(-n // sub_block):

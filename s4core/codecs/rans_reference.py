@@ -28,7 +28,15 @@ from s4core.codecs.rans_blob import (
     parse_blob,
 )
 
-__all__ = ["decode_rans", "encode_rans"]
+__all__ = [
+    "active_steps",
+    "cut_rows",
+    "decode_rans",
+    "encode_rans",
+    "from_steps",
+    "lengths_of",
+    "to_steps",
+]
 
 Plane = NDArray[np.uint8]
 Table = NDArray[np.int64]
@@ -51,28 +59,30 @@ class _Steps:
     active: NDArray[np.bool_]
 
 
-def _lengths(n: int, sub_block: int) -> list[int]:
+def lengths_of(n: int, sub_block: int) -> list[int]:
+    """Symbols of each sub-block."""
     return [min(sub_block, n - start) for start in range(0, n, sub_block)]
 
 
-def _to_steps(grid: NDArray[_T]) -> NDArray[_T]:
+def to_steps(grid: NDArray[_T]) -> NDArray[_T]:
     """(sub-blocks, groups * 128) in memory order to (steps, sub-blocks, 32)."""
     blocks = grid.shape[0]
     lanes = grid.reshape(blocks, -1, LANES, _STEPS_PER_GROUP)
     return np.ascontiguousarray(lanes.transpose(1, 3, 0, 2)).reshape(-1, blocks, LANES)
 
 
-def _from_steps(steps: Plane) -> Plane:
+def from_steps(steps: Plane) -> Plane:
     """(steps, sub-blocks, 32) to (sub-blocks, groups * 128) in memory order."""
     blocks = steps.shape[1]
     groups = steps.reshape(-1, _STEPS_PER_GROUP, blocks, LANES)
     return np.ascontiguousarray(groups.transpose(2, 0, 3, 1)).reshape(blocks, -1)
 
 
-def _active(lengths: list[int]) -> NDArray[np.bool_]:
+def active_steps(lengths: list[int]) -> NDArray[np.bool_]:
+    """False where a lane sits a step out; bool, shape (steps, sub-blocks, 32)."""
     width = _pad_group(max(lengths))
     inside = np.arange(width)[None, :] < np.array(lengths)[:, None]
-    return _to_steps(inside)
+    return to_steps(inside)
 
 
 def _pad_group(length: int) -> int:
@@ -80,7 +90,8 @@ def _pad_group(length: int) -> int:
     return -(-length // GROUP) * GROUP
 
 
-def _cut(plane: Plane, lengths: list[int], fill: int) -> Plane:
+def cut_rows(plane: Plane, lengths: list[int], fill: int) -> Plane:
+    """One row for each sub-block, filled up to whole groups."""
     grid = np.full((len(lengths), _pad_group(max(lengths))), fill, dtype=np.uint8)
     start = 0
     for row, length in enumerate(lengths):
@@ -133,13 +144,13 @@ def encode_rans(plane: Plane, frequency: Table, most: int, sub_block: int) -> by
         The blob, or None when a sub-block would need more than 128 patches or
         the blob would not be shorter than the padded plane.
     """
-    lengths = _lengths(plane.size, sub_block)
+    lengths = lengths_of(plane.size, sub_block)
     patches = _patches(plane, frequency, lengths)
     if patches is None:
         return None
     known = np.where(frequency[plane] == 0, np.uint8(most), plane)
-    grid = _cut(known, lengths, most)
-    steps = _Steps(_to_steps(grid), _active(lengths))
+    grid = cut_rows(known, lengths, most)
+    steps = _Steps(to_steps(grid), active_steps(lengths))
     states, words, emitted = _code(steps, frequency)
     blocks = [
         SubBlock(states[b].astype(np.uint32), words[:, b][emitted[:, b]], patches[b])
@@ -191,12 +202,12 @@ def decode_rans(blob: Plane, n: int) -> Plane:
             lead back to the starting states.
     """
     parsed = parse_blob(blob, n)
-    lengths = _lengths(n, parsed.sub_block)
-    steps, faulty = _uncode(parsed.blocks, _active(lengths), parsed.frequency, parsed.k)
+    lengths = lengths_of(n, parsed.sub_block)
+    steps, faulty = _uncode(parsed.blocks, active_steps(lengths), parsed.frequency, parsed.k)
     for number, lanes in enumerate(faulty):
         if lanes:
             raise_fault(CodecId.RANS, Fault.END, parsed.offsets[number], 0, int(lanes))
-    rows = _from_steps(steps)
+    rows = from_steps(steps)
     for row, block in zip(rows, parsed.blocks, strict=True):
         row[block.patches & np.uint32(0xFFFFFF)] = (block.patches >> np.uint32(24)).astype(np.uint8)
     return np.concatenate([row[:length] for row, length in zip(rows, lengths, strict=True)])

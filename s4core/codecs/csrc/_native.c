@@ -11,6 +11,7 @@
 #endif
 #include <Python.h>
 
+#include "_native_context.h"
 #include "bytes.h"
 #include "chunk.h"
 #include "choice.h"
@@ -300,6 +301,8 @@ static int execute(PyObject *module)
 {
     s4_choice_init();
     s4_path_init();
+    if (PyModule_AddFunctions(module, s4_context_methods))
+        return -1;
     return PyModule_AddIntConstant(module, "SLACK", S4_SLACK);
 }
 

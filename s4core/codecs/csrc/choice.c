@@ -25,6 +25,8 @@ static uint32_t cost(uint32_t f)
     return (S4_ENCODER_K - exponent) * 65536 - fraction;
 }
 
+uint32_t s4_cost(uint32_t f) { return cost_of[f]; }
+
 void s4_choice_init(void)
 {
     for (uint32_t f = 1; f <= M; f++)

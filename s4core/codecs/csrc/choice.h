@@ -21,6 +21,9 @@ typedef struct {
 /* Fills the cost table; to be called once before any other function here. */
 void s4_choice_init(void);
 
+/* 65536 * log2(4096 / f), f = 1 .. 4096 (FORMAT.md, 4.5). */
+uint32_t s4_cost(uint32_t f);
+
 /* Adds the n symbols at p to counts. */
 void s4_count(const uint8_t *p, size_t n, uint32_t counts[256]);
 
