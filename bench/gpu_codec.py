@@ -23,7 +23,8 @@ import torch
 
 from s4core import dtypes, kernels
 from s4core.dtypes import Layout
-from s4core.kernels import batches, staging, tables
+from s4core.kernels import batches, nvcomp, staging, tables
+from s4core.kernels.fields import FieldsBatch
 from s4core.kernels.runtime import kernel
 
 STAGES = (
@@ -264,6 +265,115 @@ def bench_end_to_end(parameters: int, repeat: int) -> dict[str, Any]:
     return row
 
 
+def timed(call: Callable[[], object], repeat: int) -> float:
+    """Median wall time of a call in ms, the device waited for."""
+    times = []
+    for number in range(repeat + 1):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        if number:
+            times.append(time.perf_counter() - start)
+    return float(np.median(times)) * 1e3
+
+
+def raw_ans(words: torch.Tensor, kind: int, repeat: int) -> dict[str, Any]:
+    """nvCOMP's own ANS over whole words, chunks of 256 KiB: FLOAT16 is kind 10, FLOAT32 11, bytes 1."""
+    codec = nvcomp.Batched("ANS", nvcomp._options(0, kind), nvcomp._options(2, 0xFF))
+    size, total = 1 << 18, words.numel() * words.element_size()
+    count, room = total // size, -(-codec.max_output(size) // 16) * 16
+    out = torch.zeros(count * room, dtype=torch.uint8, device=GPU)
+    back = torch.empty_like(words)
+    step = torch.arange(count, device=GPU)
+    sizes = torch.full_like(step, size)
+    inputs = nvcomp.Streams(words.data_ptr() + step * size, sizes, size, total)
+    outputs = nvcomp.Streams(back.data_ptr() + step * size, sizes, size, total)
+    stream = torch.cuda.current_stream()
+    made, _ = codec.compress(inputs, out.data_ptr() + step * room, stream)
+    packed = nvcomp.Streams(out.data_ptr() + step * room, made, room, count * room)
+    codec.decompress(packed, outputs, stream)
+    if not torch.equal(back.view(torch.uint8), words.view(torch.uint8)):
+        raise SystemExit("NOT VERIFIED: nvCOMP returned other bytes")
+    encode = median_ms(lambda: codec.compress(inputs, out.data_ptr() + step * room, stream), repeat)
+    decode = median_ms(lambda: codec.decompress(packed, outputs, stream), repeat)
+    rate = {"encode": round(total / encode / 1e6), "decode": round(total / decode / 1e6)}
+    return {"ratio": float(made.sum()) / total, "GB/s": rate}
+
+
+def python_codec(plane: torch.Tensor, algorithm: str, repeat: int) -> dict[str, Any]:
+    """nvCOMP's Python `Codec` over one plane."""
+    from nvidia import nvcomp as library
+
+    codec = library.Codec(algorithm=algorithm)
+    array = library.as_array(plane)
+    encoded = codec.encode(array)
+    encode = timed(lambda: codec.encode(array), repeat)
+    decode = timed(lambda: codec.decode(encoded), repeat)
+    total = plane.numel()
+    rate = {"encode": round(total / encode / 1e6), "decode": round(total / decode / 1e6)}
+    return {"ratio": encoded.buffer_size / total, "GB/s": rate}
+
+
+def batched_plane(plane: torch.Tensor, codec: nvcomp.Batched, repeat: int) -> dict[str, Any]:
+    """The same plane through the batched interface, as profile `nvcomp` uses it."""
+    size, total = 1 << 18, plane.numel()
+    count, room = total // size, -(-codec.max_output(size) // 16) * 16
+    out = torch.zeros(count * room, dtype=torch.uint8, device=GPU)
+    back = torch.empty_like(plane)
+    step = torch.arange(count, device=GPU)
+    sizes = torch.full_like(step, size)
+    inputs = nvcomp.Streams(plane.data_ptr() + step * size, sizes, size, total)
+    outputs = nvcomp.Streams(back.data_ptr() + step * size, sizes, size, total)
+    stream = torch.cuda.current_stream()
+    places = out.data_ptr() + step * room
+    made, _ = codec.compress(inputs, places, stream)
+    packed = nvcomp.Streams(places, made, room, count * room)
+    codec.decompress(packed, outputs, stream)
+    if not torch.equal(back, plane):
+        raise SystemExit("NOT VERIFIED: nvCOMP returned other bytes")
+    encode = timed(lambda: codec.compress(inputs, places, stream), repeat)
+    decode = timed(lambda: codec.decompress(packed, outputs, stream), repeat)
+    rate = {"encode": round(total / encode / 1e6), "decode": round(total / decode / 1e6)}
+    return {"ratio": float(made.sum()) / total, "GB/s": rate}
+
+
+def bench_nvcomp(dtype: torch.dtype, elements: int, repeat: int) -> list[dict[str, Any]]:
+    words = weights(elements, dtype)
+    name = str(dtype).removeprefix("torch.")
+    kind = 11 if dtype is torch.float32 else 10
+    rows = [{"case": f"nvCOMP ANS, {name} mode", **raw_ans(words, kind, repeat)}]
+    found = dtypes.lookup(name)
+    cut = dtypes.chunking(elements)
+    item = kernels.DeviceItem("t", words, found, Layout.FIELDS, cut.chunk_words, cut.sub_block)
+    (group,) = batches.groups([item])
+    batch = FieldsBatch(group, slice(0, len(group.chunks)), GPU, torch.cuda.current_stream())
+    blobs, out = batch.encode()
+    if batch.decode(blobs, out, verify=True).any():
+        raise SystemExit("NOT VERIFIED: profile nvcomp")
+    total = words.numel() * words.element_size()
+    encode = timed(batch.encode, repeat)
+    decode = timed(lambda: batch.decode(blobs, out, verify=True), repeat)
+    rate = {"encode": round(total / encode / 1e6), "verify": round(total / decode / 1e6)}
+    ratio = float(blobs["length"].sum(dtype=np.int64)) / total
+    codecs = np.unique(blobs["codec"], return_counts=True)
+    used = {int(c): int(k) for c, k in zip(*codecs, strict=True)}
+    rows.append({"case": f"profile nvcomp, {name}", "ratio": ratio, "GB/s": rate, "codecs": used})
+    if dtype is torch.bfloat16:
+        bits = words.view(torch.int16)
+        planes = {"ANS": (bits >> 7 & 255).byte(), "GDeflate": (bits & 127).byte()}
+        for algorithm, plane in planes.items():
+            codec = nvcomp.ANS if algorithm == "ANS" else nvcomp.GDEFLATE
+            own = batched_plane(plane, codec, repeat)
+            rows.append({"case": f"{algorithm} plane, batched", **own})
+            rows.append(
+                {"case": f"{algorithm} plane, Codec", **python_codec(plane, algorithm, repeat)}
+            )
+    for row in rows:
+        print(json.dumps(row), flush=True)
+    return rows
+
+
 def machine() -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(0)
     import cupy
@@ -294,6 +404,7 @@ def main() -> int:
     parser.add_argument("--elements", type=int, default=256 << 20)
     parser.add_argument("--parameters", type=int, default=500_000_000)
     parser.add_argument("--repeat", type=int, default=10)
+    parser.add_argument("--nvcomp", action="store_true", help="also profile nvcomp and nvCOMP")
     parser.add_argument("--json")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = [machine(), bench_copy(args.repeat)]
@@ -316,6 +427,9 @@ def main() -> int:
             items = [item_of(t) for t in state_tensors(dtype)]
             rows.append(bench_stages(f"{name}, 400 tensors", items, args.repeat))
             del items
+        torch.cuda.empty_cache()
+    for dtype in (torch.bfloat16, torch.float16, torch.float32) if args.nvcomp else ():
+        rows += bench_nvcomp(dtype, n // 4, args.repeat)
         torch.cuda.empty_cache()
     if args.parameters:
         rows.append(bench_end_to_end(args.parameters, 4))

@@ -75,6 +75,15 @@ template <class T> __device__ __forceinline__ T* global(const void* address) {
     return global<T>(reinterpret_cast<u64>(address));
 }
 
+// Hide from the compiler how a value came about, so that it keeps it in a register instead of making it
+// anew, or folding it into longer sequences.
+__device__ __forceinline__ u32 opaque(u32 v) {
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+r"(v));
+#endif
+    return v;
+}
+
 __device__ __forceinline__ u32 pad16(u32 x) { return (x + 15u) & ~15u; }
 __device__ __forceinline__ u32 least(u32 a, u32 b) { return a < b ? a : b; }
 __device__ __forceinline__ u32 pieces_of(u32 n, u32 size) { return (n + size - 1) / size; }

@@ -394,8 +394,8 @@ __device__ __forceinline__ void renormalise_all(const Words& words, u32& cursor,
 // One step of a lane; returns its table entry, whose top byte is the symbol.
 template <bool FULL>
 __device__ __forceinline__ u32 step(
-    const Words& words, u32& cursor, u32& x, u32 k, bool active, u32 from_here) {
-    const u32 e = sh.table[x & ((1u << k) - 1)];
+    const Words& words, u32& cursor, u32& x, u32 k, u32 mask, bool active, u32 from_here) {
+    const u32 e = sh.table[x & mask];
     const u32 y = (e & 0xfff) * (x >> k) + (e >> 12 & 0xfff);
     if (FULL) renormalise_all(words, cursor, x, y, from_here);
     else renormalise(words, cursor, x, y, active, from_here);
@@ -404,14 +404,13 @@ __device__ __forceinline__ u32 step(
 
 template <bool FULL>
 __device__ __forceinline__ u32 group(
-    Words& words, u32& x, u32 k, u32 lane, u32 count) {
-    const u32 from_here = ~0u << lane;
+    Words& words, u32& x, u32 k, u32 mask, u32 from_here, u32 lane, u32 count) {
     const u32 start = words.place + (words.left & (RING_BYTES - 1));
     u32 cursor = start;
-    const u32 e3 = step<FULL>(words, cursor, x, k, count > 3, from_here);
-    const u32 e2 = step<FULL>(words, cursor, x, k, count > 2, from_here);
-    const u32 e1 = step<FULL>(words, cursor, x, k, count > 1, from_here);
-    const u32 e0 = step<FULL>(words, cursor, x, k, count > 0, from_here);
+    const u32 e3 = step<FULL>(words, cursor, x, k, mask, count > 3, from_here);
+    const u32 e2 = step<FULL>(words, cursor, x, k, mask, count > 2, from_here);
+    const u32 e1 = step<FULL>(words, cursor, x, k, mask, count > 1, from_here);
+    const u32 e0 = step<FULL>(words, cursor, x, k, mask, count > 0, from_here);
     words.left -= (int)(start - cursor);
     words.refill(lane);
     return __byte_perm(__byte_perm(e0, e1, 0x0073), __byte_perm(e2, e3, 0x0073), 0x5410);
@@ -484,7 +483,8 @@ __device__ __forceinline__ u32 decode_sub(const Chunk& c, const Pass& pass, u32 
     // Registers that one group read ahead takes, and how many groups there is room for.
     constexpr int COST = W - (PLAIN && W > 1) + (VERIFY || !PLAIN ? W : 0) + (DELTA ? W : 0);
     constexpr int ROOM = (W == 8 ? 28 : W == 4 ? 9 : 14) / COST, AHEAD = !PLAIN || ROOM < 1 ? 1 : ROOM > 4 ? 4 : ROOM;
-    const u32 lane = threadIdx.x & 31, p = PLAIN ? 0 : pass.rans, k = sh.k;
+    const u32 lane = threadIdx.x & 31, p = PLAIN ? 0 : pass.rans, k = PLAIN ? K : sh.k;
+    const u32 mask = opaque((1u << k) - 1), from_here = opaque(~0u << lane);
     const u32 start = sub * sh.sub, length = least(sh.sub, c.n - start);
     const u8* at = sh.blob[p] + sh.start[sub];
     const u32 entry = *global<const u32>(sh.blob[p] + sh.start[0] - pad16(4 * sh.nsub) + 4 * sub);
@@ -506,7 +506,7 @@ __device__ __forceinline__ u32 decode_sub(const Chunk& c, const Pass& pass, u32 
             others.complete<PLAIN>(near.others, start + mine);
             look<true, PLAIN>(near, c, pass, start + mine, count);
         }
-        const u32 symbols = group<false>(words, x, k, lane, count);
+        const u32 symbols = group<false>(words, x, k, mask, from_here, lane, count);
         insert<PLAIN>(near.others, p, patched(patch, symbols, first));
         if (count) diff |= meet<true, PLAIN>(near, c, pass, start + mine, count);
     }
@@ -533,7 +533,7 @@ __device__ __forceinline__ u32 decode_sub(const Chunk& c, const Pass& pass, u32 
                 look<false, PLAIN>(next[i], c, pass, at - FAR, 4);
             }
             others.complete<PLAIN>(near.others, at);
-            const u32 symbols = group<true>(words, x, k, lane, 4);
+            const u32 symbols = group<true>(words, x, k, mask, from_here, lane, 4);
             insert<PLAIN>(near.others, p, patched(patch, symbols, (g - 1 - i) * GROUP));
             diff |= meet<false, PLAIN>(near, c, pass, at, 4);
         }
@@ -593,19 +593,20 @@ __device__ __forceinline__ u32 decode_plain(const Chunk& c) {
     return diff;
 }
 
-__device__ __forceinline__ bool is_plain(const Blob* blobs) {
+__device__ __forceinline__ bool is_plain(const Blob* blobs, const u8* first) {
     bool plain = blobs[0].codec == RANS;
     #pragma unroll
     for (int p = 1; p < W; ++p) plain = plain && blobs[p].codec == RAW;
-    return plain;
+    // Its table has 2^12 entries, as the encoder makes it; byte 1 of the header.
+    return plain && blobs[0].length >= 16 && first[1] == K;
 }
 
 template <bool PLAIN>
 __device__ __forceinline__ void decode_chunk(
     const Chunk* chunks, const Blob* blobs, const u64* offsets, const u8* stream, u32* status) {
     const u64 first = (u64)blockIdx.x * W;
-    // Each chunk is one kernel's; and none's if its checksum was wrong.
-    if (is_plain(blobs + first) != PLAIN || status[blockIdx.x]) return;
+    // A chunk is no kernel's if its checksum was wrong, and else one kernel's.
+    if (status[blockIdx.x] || is_plain(blobs + first, stream + offsets[first]) != PLAIN) return;
     const Chunk c = chunks[blockIdx.x];
     open_chunk(c.n, blobs + first, offsets + first, stream);
     if (!faulty()) {

@@ -20,7 +20,7 @@ from s4core.errors import FormatError
 from s4core.kernels.batches import Group, cut, groups
 from s4core.kernels.faults import Fault, raise_fault
 from s4core.kernels.fields import FieldsBatch, is_fields
-from s4core.kernels.items import DecodeItem
+from s4core.kernels.items import DecodeItem, check_arrays
 from s4core.kernels.payload import Payload
 from s4core.kernels.runtime import kernel, require
 from s4core.kernels.staging import (
@@ -32,6 +32,7 @@ from s4core.kernels.staging import (
     to_device,
 )
 from s4core.kernels.tables import BLOB_DTYPE, THREADS
+from s4core.kernels.zigzag import coded, is_small_zigzag, undone
 
 __all__ = ["decodable", "decode"]
 
@@ -115,7 +116,9 @@ class _Decoding:
         for group, part, status in self._pending:
             self._refuse(group, part, status.numpy())
         for given, item in zip(self._given, self._items, strict=True):
-            if given.words.data_ptr() != item.words.data_ptr():
+            if is_small_zigzag(given):
+                given.words.view(torch.uint8).copy_(undone(given, item.words))
+            elif given.words.data_ptr() != item.words.data_ptr():
                 given.words.copy_(item.words)
 
     def _decode_group(self, group: Group) -> None:
@@ -224,5 +227,8 @@ class _Decoding:
 
 
 def _with_aligned(item: DecodeItem) -> DecodeItem:
+    check_arrays(item)
     base = None if item.base is None else aligned(item.base)
-    return replace(item, words=aligned(item.words), base=base)
+    ready = replace(item, words=aligned(item.words), base=base)
+    # Of a small zigzag the kernels decode the coded words, into memory of their own.
+    return coded(ready) if is_small_zigzag(ready) else ready

@@ -43,7 +43,7 @@ struct Coder {
     __device__ __forceinline__ u32 words() const { return flushed + waiting(); }
 };
 
-__device__ __forceinline__ u32 symbol_of(u32 symbols, u32 j) { return symbols >> (8 * j) & 255; }
+__device__ __forceinline__ u32 symbol_of(u32 symbols, u32 j) { return __byte_perm(symbols, 0, 0x4440 + j); }
 
 // Lanes whose state is at or over the threshold emit a word each, in ascending order of lanes.
 __device__ __forceinline__ void emit(Coder& k, u16* words, u32 threshold, bool active, u32 below) {

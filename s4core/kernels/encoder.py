@@ -18,12 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from s4core.errors import CodecError, CodecUnavailableError
+from s4core.errors import CodecUnavailableError
 from s4core.kernels.batches import Group, cut, groups
 from s4core.kernels.faults import raise_fault
 from s4core.kernels.fields import FieldsBatch, is_fields
 from s4core.kernels.hashes import PieceHashes
-from s4core.kernels.items import DeviceItem, EncodedItem
+from s4core.kernels.items import DeviceItem, EncodedItem, check_arrays
 from s4core.kernels.landing import Landing
 from s4core.kernels.runtime import kernel, require
 from s4core.kernels.staging import (
@@ -36,6 +36,7 @@ from s4core.kernels.staging import (
     to_device,
 )
 from s4core.kernels.tables import BLOB_DTYPE, OFFSET_THREADS, THREADS, pad16_all, plane_stride
+from s4core.kernels.zigzag import coded, is_small_zigzag
 
 __all__ = ["encode"]
 
@@ -55,8 +56,8 @@ def encode(
     Args:
         items: the arrays, on any CUDA devices.
         verify: decode every chunk again on the device and compare it with its words.
-        scratch_bytes: device memory to use beside the arrays; None: 1 GiB, or a sixteenth
-            of what is free if that is less. Twice this in several devices' case, once each.
+        scratch_bytes: device memory to use beside the arrays, on each device; None: 2 GiB, or
+            a sixteenth of what is free if that is less.
         stream: where to run, default each device's current stream.
 
     Raises:
@@ -163,6 +164,7 @@ class _Encoding:
         verify: bool,
         budget: int,
     ) -> None:
+        self._given = items
         self._items = [_with_aligned(item) for item in items]
         self._device, self._stream, self._verify, self._budget = device, stream, verify, budget
         self._copies = new_stream(device)
@@ -188,7 +190,7 @@ class _Encoding:
                 self._collect(behind)
             for plan in fields:
                 self._encode_fields(plan)
-            hashes = PieceHashes([item.words for item in self._items], self._stream)
+            hashes = PieceHashes([item.words for item in self._given], self._stream)
             blobs = self._landing.blobs()
         finally:
             # Also when a chunk was refused: nothing may be under way in memory that is freed.
@@ -281,14 +283,10 @@ class _Encoding:
 
 
 def _with_aligned(item: DeviceItem) -> DeviceItem:
+    check_arrays(item)
     base = None if item.base is None else aligned(item.base)
-    words = aligned(item.words)
-    for one in (item.words, item.base):
-        if one is not None and not one.is_contiguous():
-            raise CodecError(f"{item.name}: words must be contiguous")
-    return (
-        item if words is item.words and base is item.base else replace(item, words=words, base=base)
-    )
+    ready = replace(item, words=aligned(item.words), base=base)
+    return coded(ready) if is_small_zigzag(ready) else ready
 
 
 def _pinned_like(source: Tensor) -> Tensor:

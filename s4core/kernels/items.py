@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from s4core.dtypes import DType, Layout
+from s4core.errors import CodecError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["DecodeItem", "DeviceItem", "EncodedItem"]
+__all__ = ["DecodeItem", "DeviceItem", "EncodedItem", "check_arrays"]
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,36 @@ class DecodeItem:
 
     name: str
     rows: NDArray[np.void]
-    payload: Buffer | Sequence[Buffer]
+    payload: Buffer | NDArray[np.uint8] | Sequence[Buffer]
     words: Tensor
     dtype: DType
     layout: Layout
     chunk_words: int
     base: Tensor | None = None
     delta: str | None = None
+
+
+def check_arrays(item: DeviceItem | DecodeItem) -> None:
+    """Refuse words and base that kernels must not be given addresses of.
+
+    Raises:
+        CodecError: they are not what `DeviceItem` and `DecodeItem` say.
+    """
+    words, base = item.words, item.base
+    for one in (words, base):
+        if one is not None and (one.dim() != 1 or not one.is_contiguous()):
+            raise CodecError(f"{item.name}: words must be 1-D and contiguous: found {one.shape}")
+    size = words.numel() * words.element_size()
+    if size % item.dtype.word_bytes:
+        raise CodecError(
+            f"{item.name}: {size} bytes are no whole number of {item.dtype.name} words"
+        )
+    if (base is None) != (item.delta is None):
+        raise CodecError(f"{item.name}: delta {item.delta}: a delta needs a base, and only a delta")
+    if base is not None:
+        found = base.numel() * base.element_size()
+        if found != size or base.device != words.device:
+            raise CodecError(
+                f"{item.name}: base of {found} bytes on {base.device}: "
+                f"expected {size} on {words.device}"
+            )

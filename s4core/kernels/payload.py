@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["Payload"]
 
 
+_Given: TypeAlias = "Buffer | NDArray[np.uint8] | Sequence[Buffer]"
+
+
 class Payload:
     """Buffers laid end to end.
 
@@ -23,7 +26,7 @@ class Payload:
         pinned: whether all of them are page-locked, so that they can cross the link as they are.
     """
 
-    def __init__(self, payloads: Sequence[Buffer | Sequence[Buffer]]) -> None:
+    def __init__(self, payloads: Sequence[_Given]) -> None:
         flat: list[NDArray[np.uint8]] = []
         for payload in payloads:
             views = [memoryview(part).cast("B") for part in _buffers(payload)]
@@ -55,7 +58,7 @@ class Payload:
         return [torch.from_numpy(piece) for piece in self._slices(start, size)]
 
 
-def _buffers(payload: Buffer | Sequence[Buffer]) -> Sequence[Buffer]:
+def _buffers(payload: _Given) -> Sequence[Buffer]:
     return payload if isinstance(payload, (list, tuple)) else [cast("Buffer", payload)]
 
 

@@ -130,21 +130,6 @@ __device__ __forceinline__ Quad undo_delta(const Quad& z, const Quad& b) {
     else return z;
 }
 
-// Layout `float`: s eeeeeeee mmmmmmm -> eeeeeeee s mmmmmmm in the top 16 bits of a word, so that
-// both layouts have plane 0 in the most significant byte.
-__device__ __forceinline__ u32 rotate(u32 v) {
-    if constexpr (W == 2)
-        return (v << 1 & 0xff00ff00u) | (v >> 8 & 0x00800080u) | (v & 0x007f007fu);
-    else
-        return (v << 1 & 0xff000000u) | (v >> 8 & 0x00800000u) | (v & 0x007fffffu);
-}
-__device__ __forceinline__ u32 unrotate(u32 r) {
-    if constexpr (W == 2)
-        return (r >> 1 & 0x7f807f80u) | (r << 8 & 0x80008000u) | (r & 0x007f007fu);
-    else
-        return (r >> 1 & 0x7f800000u) | (r << 8 & 0x80000000u) | (r & 0x007fffffu);
-}
-
 // Transpose 4 x 4 bytes: byte j of out[i] is byte i of in_j. Its own inverse.
 __device__ __forceinline__ void transpose(u32 a, u32 b, u32 c, u32 d, u32* out) {
     const u32 ab = __byte_perm(a, b, 0x5140), AB = __byte_perm(a, b, 0x7362);
@@ -155,27 +140,62 @@ __device__ __forceinline__ void transpose(u32 a, u32 b, u32 c, u32 d, u32* out) 
     out[3] = __byte_perm(AB, CD, 0x7632);
 }
 
-__device__ __forceinline__ Planes split(Quad q) {
-    Planes s;
-    if constexpr (FLOAT) {
+// Layout `float`: the top 16 bits of a word, s eeeeeeee mmmmmmm, become eeeeeeee and s mmmmmmm. Four words'
+// top halves lie in v0 and v1, two each.
+__device__ __forceinline__ void split_top(u32 v0, u32 v1, u32& exponent, u32& rest) {
+    exponent = __byte_perm(v0 >> 7, v1 >> 7, 0x6420);
+    rest = __byte_perm((v0 & 0x007f007fu) | (v0 >> 8 & 0x00800080u),
+                       (v1 & 0x007f007fu) | (v1 >> 8 & 0x00800080u), 0x6420);
+}
+__device__ __forceinline__ void join_top(u32 exponent, u32 rest, u32& v0, u32& v1) {
+    v0 = (__byte_perm(rest, 0, 0x1100) & 0x807f807fu) | __byte_perm(exponent, 0, 0x4140) << 7;
+    v1 = (__byte_perm(rest, 0, 0x3322) & 0x807f807fu) | __byte_perm(exponent, 0, 0x4342) << 7;
+}
+
+// The four 32-bit halves or wholes a..d of four words: their bytes as planes, most significant first.
+template <bool TOP> __device__ __forceinline__ void split_32(u32 a, u32 b, u32 c, u32 d, u32* planes) {
+    if constexpr (TOP) {
+        split_top(__byte_perm(a, b, 0x7632), __byte_perm(c, d, 0x7632), planes[0], planes[1]);
+        const u32 ab = __byte_perm(a, b, 0x5410), cd = __byte_perm(c, d, 0x5410);
+        planes[2] = __byte_perm(ab, cd, 0x7531);
+        planes[3] = __byte_perm(ab, cd, 0x6420);
+    } else {
+        u32 t[4];
+        transpose(a, b, c, d, t);
         #pragma unroll
-        for (int i = 0; i < W; ++i)
-            if (W != 8 || (i & 1)) q.v[i] = rotate(q.v[i]);
+        for (int i = 0; i < 4; ++i) planes[i] = t[3 - i];
     }
+}
+template <bool TOP> __device__ __forceinline__ void join_32(const u32* planes, u32& a, u32& b, u32& c, u32& d) {
+    if constexpr (TOP) {
+        u32 v0, v1;
+        join_top(planes[0], planes[1], v0, v1);
+        const u32 ab = __byte_perm(planes[3], planes[2], 0x5140), cd = __byte_perm(planes[3], planes[2], 0x7362);
+        a = __byte_perm(ab, v0, 0x5410);
+        b = __byte_perm(ab, v0, 0x7632);
+        c = __byte_perm(cd, v1, 0x5410);
+        d = __byte_perm(cd, v1, 0x7632);
+    } else {
+        u32 t[4];
+        transpose(planes[3], planes[2], planes[1], planes[0], t);
+        a = t[0]; b = t[1]; c = t[2]; d = t[3];
+    }
+}
+
+__device__ __forceinline__ Planes split(const Quad& q) {
+    Planes s;
     if constexpr (W == 1) {
         s.p[0] = q.v[0];
+    } else if constexpr (W == 2 && FLOAT) {
+        split_top(q.v[0], q.v[1], s.p[0], s.p[1]);
     } else if constexpr (W == 2) {
         s.p[0] = __byte_perm(q.v[0], q.v[1], 0x7531);
         s.p[1] = __byte_perm(q.v[0], q.v[1], 0x6420);
+    } else if constexpr (W == 4) {
+        split_32<FLOAT>(q.v[0], q.v[1], q.v[2], q.v[3], s.p);
     } else {
-        constexpr int step = W / 4;  // registers a word
-        #pragma unroll
-        for (int h = 0; h < step; ++h) {
-            u32 t[4];
-            transpose(q.v[h], q.v[step + h], q.v[2 * step + h], q.v[3 * step + h], t);
-            #pragma unroll
-            for (int i = 0; i < 4; ++i) s.p[W - 1 - 4 * h - i] = t[i];
-        }
+        split_32<FLOAT>(q.v[1], q.v[3], q.v[5], q.v[7], s.p);
+        split_32<false>(q.v[0], q.v[2], q.v[4], q.v[6], s.p + 4);
     }
     return s;
 }
@@ -184,23 +204,16 @@ __device__ __forceinline__ Quad join(const Planes& s) {
     Quad q;
     if constexpr (W == 1) {
         q.v[0] = s.p[0];
+    } else if constexpr (W == 2 && FLOAT) {
+        join_top(s.p[0], s.p[1], q.v[0], q.v[1]);
     } else if constexpr (W == 2) {
         q.v[0] = __byte_perm(s.p[1], s.p[0], 0x5140);
         q.v[1] = __byte_perm(s.p[1], s.p[0], 0x7362);
+    } else if constexpr (W == 4) {
+        join_32<FLOAT>(s.p, q.v[0], q.v[1], q.v[2], q.v[3]);
     } else {
-        constexpr int step = W / 4;
-        #pragma unroll
-        for (int h = 0; h < step; ++h) {
-            u32 t[4];
-            transpose(s.p[W - 1 - 4 * h], s.p[W - 2 - 4 * h], s.p[W - 3 - 4 * h], s.p[W - 4 - 4 * h], t);
-            #pragma unroll
-            for (int i = 0; i < 4; ++i) q.v[step * i + h] = t[i];
-        }
-    }
-    if constexpr (FLOAT) {
-        #pragma unroll
-        for (int i = 0; i < W; ++i)
-            if (W != 8 || (i & 1)) q.v[i] = unrotate(q.v[i]);
+        join_32<FLOAT>(s.p, q.v[1], q.v[3], q.v[5], q.v[7]);
+        join_32<false>(s.p + 4, q.v[0], q.v[2], q.v[4], q.v[6]);
     }
     return q;
 }

@@ -13,6 +13,8 @@ from bits import assert_same_bits
 from s4core import digests, kernels
 from s4core.errors import ChecksumError, CodecError, FormatError
 
+RANS = 4
+
 
 def assert_cpu_bytes(items: list[kernels.DeviceItem], done: list[kernels.EncodedItem]) -> None:
     for item, encoded in zip(items, done, strict=True):
@@ -43,7 +45,8 @@ def test_deltas_give_the_cpu_codecs_bytes_and_come_back(dtype: torch.dtype, kind
     base = cases.weights(150_001, dtype, seed=5)
     near = (base.double() * (1 + 1e-3 * cases.weights(150_001, torch.float64, seed=6))).to(dtype)
     items = [cases.item("near", near, base, kind), cases.item("equal", base, base.clone(), kind)]
-    items += [cases.item(name, words, base, kind) for name, words in cases.patterns(dtype)]
+    for name, words in cases.patterns(dtype):
+        items.append(cases.item(name, words, base[: len(words)], kind))
     done = kernels.encode(items)
     assert_cpu_bytes(items, done)
     assert_back(items, done)
@@ -161,8 +164,9 @@ def test_every_flipped_byte_is_an_error() -> None:
 
 def test_blobs_that_lie_are_refused_or_decoded_but_never_crash() -> None:
     # With a right checksum over wrong bytes only the decoder's own checks are left.
-    item = cases.item("liar", cases.weights(700, torch.bfloat16), sizes=(1024, 128))
+    item = cases.item("liar", cases.weights(3000, torch.bfloat16), sizes=(4096, 512))
     (done,) = kernels.encode([item])
+    assert done.rows["codec"][0] == RANS
     good, ends = done.payload.tobytes(), np.cumsum(done.rows["length"])
     refused = 0
     for at in range(int(ends[0])):
@@ -177,6 +181,14 @@ def test_blobs_that_lie_are_refused_or_decoded_but_never_crash() -> None:
             refused += 1
     torch.cuda.synchronize()
     assert refused > int(ends[0]) // 2
+
+
+def test_words_and_base_that_do_not_fit_are_refused() -> None:
+    words = cases.weights(5000, torch.bfloat16)
+    with pytest.raises(CodecError, match="w: base of 9998 bytes on cuda:0: expected 10000"):
+        kernels.encode([cases.item("w", words, words[1:], "xor")])
+    with pytest.raises(CodecError, match="w: words must be 1-D and contiguous"):
+        kernels.encode([replace(cases.item("w", words), words=words.cuda()[::2])])
 
 
 def test_wrong_lengths_and_counts_are_refused() -> None:
