@@ -24,7 +24,9 @@ def address(path: str | os.PathLike[str]) -> str:
         return os.path.abspath(os.path.expanduser(text))
     if match[1].lower() == "file":
         return os.path.abspath("/" + text[match.end() :].removeprefix("localhost/"))
-    return f"{match[1]}://{text[match.end() :]}"
+    # s4:// is s3:// as fsspec knows it (s4core.fs).
+    scheme = "s3" if match[1] == "s4" else match[1]
+    return f"{scheme}://{text[match.end() :]}"
 
 
 def is_temporary(where: str) -> bool:

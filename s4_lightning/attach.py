@@ -1,44 +1,44 @@
-"""How both Lightning packages come to accept the plugin, whichever is imported, and when.
+"""Changing Lightning's modules once they are imported, whichever are, and when.
 
-Their Trainers ask `isinstance(plugin, CheckpointIO)`, each of its own abstract class. A
-plugin that derived from one of them would be refused by the other, and importing both
-takes seconds. So the plugin derives from neither and is registered on each as soon as
-that is imported: at once if it has been, else by a finder on `sys.meta_path` that waits
-for these two modules, changes nothing else, and is gone when it has seen both.
+`lightning` and `pytorch_lightning` are one library under two names; importing either
+takes seconds, and a process mostly needs one. So what has to be done to a module of
+theirs is done as soon as that module is imported: at once if it has been, else by a finder
+on `sys.meta_path` that waits for those modules only, and is gone when it has seen all.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Final
 
-__all__ = ["PACKAGES", "attach", "require_lightning"]
+__all__ = ["Action", "installed", "require_lightning", "when_imported"]
 
-PACKAGES: Final = ("lightning", "pytorch_lightning")
+Action = Callable[[ModuleType], None]
 
-# Where each package (and Fabric on its own) keeps its abstract class.
-_HOLDERS: Final = (
-    "lightning.fabric.plugins.io.checkpoint_io",
-    "lightning_fabric.plugins.io.checkpoint_io",
-)
+_PACKAGES: Final = ("lightning", "pytorch_lightning", "lightning_fabric")
 
 
-def attach(plugin: type) -> None:
-    """Make every Lightning package of this process accept `plugin`."""
-    waiting = []
-    for name in _HOLDERS:
+def when_imported(actions: dict[str, Action]) -> None:
+    """Call each action with its module, as soon as that has been imported."""
+    waiting = {}
+    for name, action in actions.items():
         module = sys.modules.get(name)
         if module is None:
-            waiting.append(name)
+            waiting[name] = action
         else:
-            _register(module, plugin)
+            action(module)
     if waiting:
-        sys.meta_path.insert(0, _Watcher(waiting, plugin))
+        sys.meta_path.insert(0, _Watcher(waiting))
+
+
+def installed(package: str) -> bool:
+    """Whether a package is imported or could be."""
+    return package in sys.modules or importlib.util.find_spec(package) is not None
 
 
 def require_lightning(what: str) -> None:
@@ -47,8 +47,7 @@ def require_lightning(what: str) -> None:
     Raises:
         ImportError: none is; the message says what to install.
     """
-    names = (*PACKAGES, "lightning_fabric")
-    if any(name in sys.modules or importlib.util.find_spec(name) for name in names):
+    if any(installed(name) for name in _PACKAGES):
         return
     raise ImportError(
         f"{what} needs PyTorch Lightning, and neither lightning nor pytorch_lightning is "
@@ -56,15 +55,11 @@ def require_lightning(what: str) -> None:
     )
 
 
-def _register(module: ModuleType, plugin: type) -> None:
-    module.CheckpointIO.register(plugin)
-
-
 class _Watcher(MetaPathFinder):
-    """Finds the modules in `waiting` as others would; they register the plugin when loaded."""
+    """Finds the modules in `waiting` as others would, so as to know when they are loaded."""
 
-    def __init__(self, waiting: list[str], plugin: type) -> None:
-        self.waiting, self.plugin = waiting, plugin
+    def __init__(self, waiting: dict[str, Action]) -> None:
+        self.waiting = waiting
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -78,10 +73,10 @@ class _Watcher(MetaPathFinder):
         return spec
 
     def loaded(self, module: ModuleType) -> None:
-        """Register the plugin on `module`, and end the wait when it was the last."""
-        _register(module, self.plugin)
-        if module.__name__ in self.waiting:
-            self.waiting.remove(module.__name__)
+        """Do what waited for `module`, and end the wait when it was the last."""
+        action = self.waiting.pop(module.__name__, None)
+        if action is not None:
+            action(module)
         if not self.waiting and self in sys.meta_path:
             sys.meta_path.remove(self)
 

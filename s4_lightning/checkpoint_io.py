@@ -141,6 +141,10 @@ class S4CheckpointIO:
         else:
             self._here().remove(where)
 
+    def is_saving(self, path: _Path) -> bool:
+        """Whether a checkpoint of that path is being saved behind the training."""
+        return self._here().is_saving(address(path))
+
     def teardown(self) -> None:
         """Finish what is under way; the plugin may be used again.
 

@@ -83,7 +83,8 @@ class Session:
             run.options = options
             handle = run.save(checkpoint, _step(checkpoint), name=name, wait=self._wait)
             self._saving.append(_Saving(directory.url_of(name), handle))
-            self._settle(wait=self._wait)
+            if self._wait:
+                self._settle(wait=True)
 
     def _run(self, directory: Store) -> Run:
         if directory.url not in self._runs:
@@ -102,7 +103,15 @@ class Session:
         waiting, self._waiting = self._waiting, []
         for where in waiting:
             if where != info.url:  # that name holds the newer checkpoint now
-                self._remove(where)
+                self._release(where, info)
+
+    def _release(self, where: str, info: CheckpointInfo) -> None:
+        """Remove the resume source, now that a newer checkpoint is committed, anywhere."""
+        directory = split_url(where)[0].url
+        if directory != split_url(info.url)[0].url and directory in self._runs:
+            # A run protects its resume source until it has committed something itself.
+            _close(self._runs.pop(directory))
+        self._remove(where)
 
     def load(self, where: str, map_location: Any, *, weights_only: bool) -> Any:
         """Load a checkpoint, an S4 one or a plain one of another tool.
@@ -140,7 +149,7 @@ class Session:
     def _remove(self, where: str) -> None:
         directory, name = split_url(where)
         try:
-            if any(saving.where == where for saving in self._saving):
+            if self.is_saving(where):
                 self._run(directory).remove(name=name, wait=False)
             elif isinstance(directory, LocalStore) and _remove_local(where):
                 return
@@ -155,6 +164,11 @@ class Session:
                 "%s could not be removed wholly: %s; `s4weights gc %s` tries again",
                 *(where, error, directory.url),
             )
+
+    def is_saving(self, where: str) -> bool:
+        """Whether the outcome of a save to that address has not been taken yet."""
+        with self._lock:
+            return any(saving.where == where for saving in self._saving)
 
     def flush(self) -> None:
         """Finish what is under way and let go of memory; the session stays usable.
