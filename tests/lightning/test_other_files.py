@@ -243,6 +243,7 @@ class Broken(MemoryStore):
     """Refuses what a test says."""
 
     refused: str | None = None
+    deaf = False
 
     def child(self, prefix: str) -> Broken:
         inner = super().child(prefix)
@@ -253,12 +254,19 @@ class Broken(MemoryStore):
             raise StoreError(f"{self.url_of(key)}: refused by the test")
         super()._put(key, *args)
 
+    def _delete(self, keys: Any) -> None:
+        if Broken.deaf:
+            raise StoreError(f"{self.url}: deaf")
+        super()._delete(keys)
+
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Any:
     monkeypatch.setattr("s4core.stores.urls.MemoryStore", Broken)
     monkeypatch.setattr(Broken, "refused", None)
+    monkeypatch.setattr(Broken, "deaf", False)
     yield monkeypatch
+    Broken.deaf = False
     store = open_store("memory://broken")
     store.delete([entry.key for entry in store.list()])
 
@@ -285,20 +293,18 @@ def test_a_failed_save_is_raised_once_and_does_not_poison_the_next(broken: Any) 
 
 
 def test_a_removal_that_fails_is_said_and_ends_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    broken: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     plugin = S4CheckpointIO()
-    for step in range(3):
-        state = {"w": torch.full((5000,), 1.0 + step)}
-        plugin.save_checkpoint(state, tmp_path / f"{step}.ckpt")
-    first = s4weights.open(tmp_path).names()["0.ckpt"].checkpoint
-    (tmp_path / ".s4" / "checkpoints" / f"{first}.json").unlink()
+    for name in "ab":
+        plugin.save_checkpoint({"w": torch.rand(5000)}, f"memory://broken/{name}.ckpt")
+    broken.setattr(Broken, "deaf", True)
 
     with caplog.at_level(logging.WARNING):
-        plugin.remove_checkpoint(tmp_path / "1.ckpt")
+        plugin.remove_checkpoint("memory://broken/a.ckpt")
 
-    assert "1.ckpt could not be removed wholly" in caplog.text
-    assert "s4weights gc" in caplog.text
+    assert "a.ckpt could not be removed wholly: memory://broken" in caplog.text
+    assert "`s4weights gc memory://broken` tries again" in caplog.text
 
 
 def test_errors_are_sentences(tmp_path: Path) -> None:
