@@ -174,6 +174,18 @@ def test_errors_are_sentences_not_tracebacks(
     assert "neither a ref nor an S4 file" in capsys.readouterr().err
 
 
+def test_doctor_finds_every_bit_and_demands_a_gpu_only_when_asked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert call("doctor", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"]
+    assert report["cpu"]["cases"] > 500
+    assert report["cpu"]["mismatches"] == 0
+    if not torch.cuda.is_available():
+        assert call("doctor", "--require-gpu") == 1
+
+
 def test_wrong_usage_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in ([], ["nonsense"], ["ls"]):
         with pytest.raises(SystemExit) as exit_:
@@ -181,7 +193,9 @@ def test_wrong_usage_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
         assert exit_.value.code == 2
 
 
-@pytest.mark.parametrize("command", [[], ["ls"], ["show"], ["verify"], ["export"], ["rm"], ["gc"]])
+@pytest.mark.parametrize(
+    "command", [[], ["ls"], ["show"], ["verify"], ["export"], ["rm"], ["gc"], ["doctor"]]
+)
 def test_every_command_has_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main([*command, "--help"])

@@ -23,6 +23,7 @@ _COMMANDS: Final = {
     "export": "s4core.cli.exporting:export",
     "rm": "s4core.cli.removing:remove",
     "gc": "s4core.cli.removing:collect",
+    "doctor": "s4core.cli.examining:examine",
 }
 
 
@@ -90,6 +91,13 @@ def _parser() -> argparse.ArgumentParser:
     gc.add_argument(
         "--grace-hours", type=float, default=24.0, help="leave what is younger (default: 24)"
     )
+    doctor = commands.add_parser(
+        "doctor",
+        help="what is installed here, what can run, and does every bit come back",
+        description="Take every dtype through hostile patterns on the CPU and on each GPU.",
+    )
+    doctor.add_argument("--json", action="store_true", help="print JSON for scripts")
+    doctor.add_argument("--require-gpu", action="store_true", help="fail without a usable GPU")
     return parser
 
 
