@@ -141,12 +141,15 @@ def _fetch_checked(fetch: Fetch, holder: str, need: Need) -> Manifest:
     return manifest
 
 
-def reachable(roots: Iterable[str], fetch: Fetch) -> set[str]:
+def reachable(
+    roots: Iterable[str], needs: Callable[[str], Iterable[str]], *, passing: bool = False
+) -> set[str]:
     """Return the ids of all checkpoints that the checkpoints `roots` stand on, and theirs.
 
     Args:
         roots: ids of checkpoints that must stay loadable.
-        fetch: gives the bytes of a manifest by id.
+        needs: gives the ids that a checkpoint needs; raises KeyNotFoundError if it is gone.
+        passing: pass over what is gone.
 
     Raises:
         BaseNotFoundError: one of them is gone, so that what it needs cannot be known.
@@ -159,11 +162,10 @@ def reachable(roots: Iterable[str], fetch: Fetch) -> set[str]:
             continue
         found.add(identity)
         try:
-            data = fetch(identity)
+            waiting += [(need, identity) for need in needs(identity)]
         except KeyNotFoundError as error:
-            raise BaseNotFoundError(
-                f"checkpoint {identity}, needed by {holder}, is gone ({error})"
-            ) from error
-        manifest = parse(data, f"manifest of checkpoint {identity}")
-        waiting += [(need.id, identity) for need in manifest.needs]
+            if not passing:
+                raise BaseNotFoundError(
+                    f"checkpoint {identity}, needed by {holder}, is gone ({error})"
+                ) from error
     return found

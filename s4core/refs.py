@@ -4,18 +4,39 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
-from s4core.errors import FormatError, KeyNotFoundError, StoreError, VersionError
+from s4core.errors import (
+    FormatError,
+    KeyExistsError,
+    KeyNotFoundError,
+    StoreError,
+    VersionError,
+)
 from s4core.manifest import Fields, check_id, loads_strict
 from s4core.stores import Store, open_store
 
-__all__ = ["STORE_DIRECTORY", "Ref", "dump_ref", "list_refs", "parse_ref", "read_ref", "split_url"]
+__all__ = [
+    "STORE_DIRECTORY",
+    "Listing",
+    "Ref",
+    "dump_ref",
+    "list_refs",
+    "parse_ref",
+    "put_ref",
+    "read_ref",
+    "scan_refs",
+    "split_url",
+]
 
 STORE_DIRECTORY: Final = ".s4"
 MAX_REF_BYTES: Final = 64 * 1024
 _VERSION: Final = 1
+# Refs are read so many at a time: each is a request of its own.
+_READERS: Final = 16
 
 
 @dataclass(frozen=True)
@@ -102,18 +123,78 @@ def read_ref(store: Store, name: str) -> Ref:
         ) from None
 
 
+def put_ref(directory: Store, name: str, ref: Ref, *, was_there: bool) -> None:
+    """Put a ref: create it if nothing had its name when the save began, else replace it.
+
+    Args:
+        directory: of the run.
+        name: of the ref.
+        ref: what it says.
+        was_there: whether something had that name when the save began.
+
+    Raises:
+        KeyExistsError: another writer took the name meanwhile. Its ref stays, and this
+            one is put beside it.
+    """
+    if was_there:
+        directory.put(name, dump_ref(ref), replace=True)
+        return
+    try:
+        directory.put(name, dump_ref(ref))
+    except KeyExistsError as error:
+        beside = f"{name}.{ref.checkpoint}"
+        directory.put(beside, dump_ref(ref), replace=True)
+        raise KeyExistsError(
+            f"{directory.url_of(name)}: another writer took that name while this checkpoint was "
+            f"saved; theirs stays, this one is kept as {beside}. Two trainings write one "
+            "directory: give each its own"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What lies directly in a run's directory.
+
+    Attributes:
+        refs: those that can be read, by name.
+        others: why everything else is no ref, by name; a damaged ref among them.
+    """
+
+    refs: dict[str, Ref] = field(default_factory=dict)
+    others: dict[str, str] = field(default_factory=dict)
+
+
+def scan_refs(directory: Store) -> Listing:
+    """Read every ref that lies directly in `directory`, in one listing pass.
+
+    Raises:
+        StoreError: the directory could not be listed; an error is never an empty run.
+    """
+    entries = list(directory.list("", shallow=True))
+    found = Listing(others={e.key: "too large" for e in entries if e.size > MAX_REF_BYTES})
+    names = [entry.key for entry in entries if entry.size <= MAX_REF_BYTES]
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="s4-refs") as readers:
+        for name, ref in zip(names, readers.map(partial(_try_ref, directory), names), strict=True):
+            if isinstance(ref, Ref):
+                found.refs[name] = ref
+            elif ref is not None:
+                found.others[name] = ref
+    return found
+
+
+def _try_ref(directory: Store, name: str) -> Ref | str | None:
+    try:
+        return parse_ref(directory.get(name), directory.url_of(name))
+    except FormatError as error:
+        return str(error)  # another tool's file, or a damaged ref
+    except KeyNotFoundError:
+        return None  # removed meanwhile
+
+
 def list_refs(directory: Store) -> dict[str, Ref]:
     """Return every ref that lies directly in `directory`, by name; other files are passed over.
 
     Raises:
         StoreError: the directory could not be listed; an error is never an empty run.
     """
-    found = {}
-    for entry in directory.list(""):
-        if "/" in entry.key or entry.size > MAX_REF_BYTES:
-            continue
-        try:
-            found[entry.key] = parse_ref(directory.get(entry.key), entry.key)
-        except (FormatError, KeyNotFoundError):
-            continue  # another tool's file, or one removed meanwhile
-    return found
+    return scan_refs(directory).refs

@@ -18,6 +18,7 @@ from bits import assert_same_state
 
 import s4weights
 from s4core.checkpoint import Options, Run
+from s4core.checkpoint.committer import Asked
 from s4core.stores import MemoryStore
 from s4weights import StoreError, StoreUnavailableError
 
@@ -163,7 +164,8 @@ def test_words_encoded_ahead_are_never_what_a_delta_stands_on(run: Run) -> None:
     for step in range(4):
         prepared = run._prepare(_snapshot(live), ahead=True)
         live["w"] += 1e-6
-        finish = run._finish(f"step-{step:08d}.ckpt", step, {}, _handle(), lambda p=prepared: p)
+        asked = Asked(f"step-{step:08d}.ckpt", step, {}, _handle())
+        finish = run._finish(asked, lambda _, p=prepared: p)
         assert finish.kind == ("delta" if step else "base")
     wanted = live["w"].clone()
     run.save(live, 9)

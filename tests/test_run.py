@@ -356,6 +356,7 @@ class FailingStore(MemoryStore):
 
     fail_at = -1
     calls = 0
+    error: type[Exception] = ConnectionAbortedError
 
     def child(self, prefix: str) -> FailingStore:
         found = super().child(prefix)
@@ -373,7 +374,7 @@ class FailingStore(MemoryStore):
     def _count(self, what: str) -> None:
         FailingStore.calls += 1
         if FailingStore.calls == FailingStore.fail_at:
-            raise ConnectionAbortedError(f"crash at {what}")
+            raise FailingStore.error(f"crash at {what}")
 
 
 def test_a_crash_at_any_write_leaves_every_committed_checkpoint_and_no_half_one() -> None:
@@ -417,31 +418,73 @@ def test_a_run_on_s3_behaves_the_same(s3_url: str) -> None:
 
 
 class Chains(RuleBasedStateMachine):
-    """Saves, removals, sweeps and restarts in any order, against a dictionary."""
+    """Saves, removals, sweeps, rebases, crashes and restarts in any order, against a dictionary."""
 
     def __init__(self) -> None:
         super().__init__()
         Chains.count = getattr(Chains, "count", 0) + 1
         self.name = f"machine-{Chains.count}"
-        self.run = Run(MemoryStore(self.name), Options(max_depth=2))
         self.model: dict[int, Any] = {}
         self.training = Training(rows=4)
         self.step = 0
+        self.source: int | None = None  # what was loaded last
+        self.waiting: set[int] = set()  # steps whose removal waits for the next commit
+        self.restart()
 
     @rule(grow=st.booleans())
     def save(self, grow: bool) -> None:
+        self._next_state(grow)
+        self.run.save(self.model[self.step], self.step)
+        for step in self.waiting:
+            del self.model[step]
+        self.source, self.waiting, self.failing = None, set(), False
+
+    def _next_state(self, grow: bool) -> None:
         self.step += 1
         if grow:
             self.training.frozen = torch.randn(len(self.training.frozen) + 1)
         self.model[self.step] = self.training.step()
-        self.run.save(self.model[self.step], self.step)
+
+    @rule(at=st.integers(1, 12), grow=st.booleans())
+    def crash(self, at: int, grow: bool) -> None:
+        self._next_state(grow)
+        FailingStore.calls, FailingStore.fail_at = 0, at
+        try:
+            self.run.save(self.model[self.step], self.step)
+        except ConnectionAbortedError:
+            pass
+        finally:
+            FailingStore.fail_at = -1
+        there = Run(MemoryStore(self.name)).steps()
+        assert set(there) >= set(self.model) - self.waiting - {self.step}
+        self.model = {step: self.model[step] for step in there}
+        self.restart()
+
+    @rule(grow=st.booleans())
+    def fail(self, grow: bool) -> None:
+        self._next_state(grow)
+        FailingStore.calls, FailingStore.fail_at, FailingStore.error = 0, 1, StoreError
+        with pytest.raises(StoreError, match="crash at put"):
+            self.run.save(self.model.pop(self.step), self.step)
+        FailingStore.fail_at, FailingStore.error = -1, ConnectionAbortedError
+        self.failing = True
 
     @precondition(lambda self: self.model)
     @rule(data=st.data())
     def remove(self, data: st.DataObject) -> None:
         step = data.draw(st.sampled_from(sorted(self.model)))
         self.run.remove(step)
-        del self.model[step]
+        if self.failing or step == self.source:
+            self.waiting.add(step)
+        else:
+            del self.model[step]
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def rebase(self, data: st.DataObject) -> None:
+        step = data.draw(st.sampled_from(sorted(self.model)))
+        self.run.rebase(step)
+        assert self.run.reader(step).manifest.needs == ()
 
     @rule()
     def sweep(self) -> None:
@@ -449,13 +492,15 @@ class Chains(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        self.run = Run(MemoryStore(self.name), Options(max_depth=2, reference_bytes=0))
+        self.run = Run(FailingStore(self.name), Options(max_depth=2, reference_bytes=0))
+        self.source, self.waiting, self.failing = None, set(), False
 
     @precondition(lambda self: self.model)
     @rule(data=st.data())
     def resume(self, data: st.DataObject) -> None:
         step = data.draw(st.sampled_from(sorted(self.model)))
         assert_same_state(self.model[step], self.run.load(step))
+        self.source = step
 
     @invariant()
     def all_is_there(self) -> None:
@@ -464,5 +509,5 @@ class Chains(RuleBasedStateMachine):
         assert all(finding.ok for finding in fresh.verify(full=True))
 
 
-Chains.TestCase.settings = settings(max_examples=15, stateful_step_count=12, deadline=None)
+Chains.TestCase.settings = settings(max_examples=20, stateful_step_count=12, deadline=None)
 test_any_history_leaves_what_the_model_says = Chains.TestCase

@@ -5,16 +5,19 @@ shards      shards in a store, read and written      fetch       blobs by range,
 single      self-contained files: save, load         foreign     .pt and .safetensors
 repository  manifests and shards below `.s4`          refs        names users choose
 run         base -> delta chains of one training     reference   what the next delta stands on
-collect     garbage                                  handle      what a save gives back
-check       verify
+saver       one checkpoint after another             committer   manifest, ref, and after
+removal     refs at once, bytes when nobody needs    collect     garbage
+rebase      a tip written again whole                check       verify
+opening     a run by its URL                         handle      what a save gives back
 """
 
 from s4core.checkpoint.check import Finding, Verifier
 from s4core.checkpoint.collect import Sweep
 from s4core.checkpoint.handle import CheckpointInfo, Progress, SaveHandle
+from s4core.checkpoint.opening import open_run
 from s4core.checkpoint.options import Options
 from s4core.checkpoint.reader import MapLocation, Reader
-from s4core.checkpoint.run import Run, open_run
+from s4core.checkpoint.run import Run
 from s4core.checkpoint.single import Target, export_state, load, open_reader, save
 
 __all__ = [

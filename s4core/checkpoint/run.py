@@ -10,63 +10,41 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
-from s4core import metrics
-from s4core.chain import reachable
+from s4core.catalogue import Catalogue, step_name
 from s4core.checkpoint.check import Finding, Verifier
-from s4core.checkpoint.collect import Sweep, plan_sweep, sweep
+from s4core.checkpoint.collect import Sweep
+from s4core.checkpoint.committer import Asked, Committer, Prepare
 from s4core.checkpoint.handle import CheckpointInfo, SaveHandle
 from s4core.checkpoint.options import Options
 from s4core.checkpoint.reader import MapLocation, Reader, open_checkpoint
+from s4core.checkpoint.rebase import rebased
 from s4core.checkpoint.reference import Reference
-from s4core.checkpoint.saver import Outcome, Prepared, Saver, freeze
+from s4core.checkpoint.removal import Removals
+from s4core.checkpoint.saver import Prepared, Saver, freeze
 from s4core.checkpoint.worker import Worker
 from s4core.checkpoint.writer import Snapshot, take_snapshot
 from s4core.errors import (
     ChainError,
     FormatError,
     KeyNotFoundError,
-    S4Error,
     StateError,
-    StoreError,
 )
 from s4core.manifest import Json
-from s4core.refs import STORE_DIRECTORY, Ref, dump_ref, list_refs, read_ref
-from s4core.repository import Repository
-from s4core.stores import Store, open_store
+from s4core.refs import STORE_DIRECTORY, Ref, list_refs, read_ref
+from s4core.repository import OWN_META, Repository
+from s4core.retention import Decision, Rules
+from s4core.stores import Store
 
-__all__ = ["Run", "open_run"]
-
-_STEP_NAME: Final = "step-{:08d}.ckpt"
-_STEP: Final = re.compile(r"step-(\d{8,})\.ckpt")
-
+__all__ = ["Run"]
 
 _log = logging.getLogger(__name__)
-
-
-def open_run(url: str | os.PathLike[str] | None = None, **options: Any) -> Run:
-    """Open a run; nothing is written before the first save.
-
-    Args:
-        url: its directory: a local path, `file://`, `s3://` or `memory://`; None: the
-            environment variable `S4_STORE`.
-        options: the fields of `Options`.
-
-    Raises:
-        StoreError: no URL, or one that no store has.
-        StateError: an option out of range.
-    """
-    where = url if url is not None else os.environ.get("S4_STORE", "")
-    if not os.fspath(where):
-        raise StoreError("no store is named: pass a path or URL, or set S4_STORE to one")
-    return Run(open_store(where), Options(**options))
 
 
 _runs: weakref.WeakSet[Run] = weakref.WeakSet()
@@ -86,6 +64,7 @@ class Run:
     def __init__(self, directory: Store, options: Options | None = None) -> None:
         self.directory = directory
         self.repository = Repository(directory.child(STORE_DIRECTORY))
+        self.catalogue = Catalogue(directory, self.repository)
         self._saver = Saver(self.repository, options or Options())
         self._begin()
         _runs.add(self)
@@ -94,9 +73,12 @@ class Run:
         self._worker = Worker(f"s4-run {self.url}")
         self._lock = threading.RLock()  # held by whoever uses saver, removals or handles
         self._handles: list[SaveHandle] = []
-        self._removals: list[str] = []  # names whose removal waits for the next commit
-        self._removed: set[str] = set()  # ids whose refs this run removed, not yet swept
-        self._last_save_failed = False
+        self._removals = Removals(self.directory, self.repository, self._in_use)
+        self._committer = Committer(self.directory, self._saver, self._removals)
+
+    def _in_use(self) -> list[str]:
+        reference = self._saver.reference
+        return [] if reference is None else [reference.manifest.id]
 
     def after_fork(self) -> None:
         """Begin anew in the child of a fork; the parent finishes what the parent began."""
@@ -153,7 +135,9 @@ class Run:
         """
         if name is None and step is None:
             raise StateError("a checkpoint needs a step or a name: save(state, step=100)")
-        chosen = name if name is not None else _STEP_NAME.format(step)  # type: ignore[str-format]
+        if any(key.startswith(OWN_META) for key in meta or ()):
+            raise StateError(f"meta: keys that start with {OWN_META!r} are the writer's own")
+        chosen = step_name(step) if name is None else name  # type: ignore[arg-type]
         self.raise_pending()
         self._worker.wait(0 if wait else self.options.max_in_flight - 1)
         handle = SaveHandle()
@@ -163,78 +147,37 @@ class Run:
             allow_classes=self.options.allow_classes,
         )
         handle.total_bytes = snapshot.raw_bytes
-        finish = partial(self._finish, chosen, step, dict(meta or {}), handle)
+        asked = Asked(chosen, step, dict(meta or {}), handle)
         if wait or snapshot.raw_bytes > self.options.host_bytes:
             self._worker.wait()
-            return handle.follow(_done(finish(partial(self._prepare, snapshot))))
+            return handle.follow(_done(self._finish(asked, partial(self._prepare, snapshot))))
         if snapshot.on_gpu:
             self._worker.wait()
             prepared = self._prepare(snapshot, ahead=True)
-            handle.release()
-            future = self._worker.submit(partial(finish, lambda: prepared))
+            prepare: Prepare = partial(_only_once, prepared)
         else:
-            frozen = freeze(snapshot, self._saver.buffers)
-            handle.release()
-            future = self._worker.submit(partial(finish, partial(self._prepare, frozen)))
+            prepare = partial(self._prepare, freeze(snapshot, self._saver.buffers))
+        handle.release()
+        future = self._worker.submit(partial(self._finish, asked, prepare))
         self._handles.append(handle.follow(future))
         return handle
 
-    def _prepare(self, snapshot: Snapshot, *, ahead: bool = False) -> Prepared:
+    def _prepare(self, snapshot: Snapshot, whole: bool = False, *, ahead: bool = False) -> Prepared:
+        """Plan a checkpoint, of a new base if it must be `whole`."""
         with self._lock:
-            if self._saver.reference is None:
+            if self._saver.reference is None and not whole:
                 self._saver.reference = self._newest_reference()
             return self._saver.prepare(snapshot, ahead=ahead)
 
-    def _finish(
-        self,
-        name: str,
-        step: int | None,
-        meta: Mapping[str, Json],
-        handle: SaveHandle,
-        prepare: Callable[[], Prepared],
-    ) -> CheckpointInfo:
-        try:
-            with self._lock:
-                info = self._commit(name, step, meta, handle, prepare)
-        except Exception as error:
-            metrics.report_error(f"{self.directory.url_of(name)}: {error}")
-            raise
-        _report(info)
-        return info
-
-    def _commit(
-        self,
-        name: str,
-        step: int | None,
-        meta: Mapping[str, Json],
-        handle: SaveHandle,
-        prepare: Callable[[], Prepared],
-    ) -> CheckpointInfo:
-        self._last_save_failed = True
-        outcome = self._saver.commit(prepare(), step=step, meta=meta, progress=handle.advance)
-        replaced = self._replace_ref(name, outcome.reference)
-        self._last_save_failed = False
-        info = self._info(name, outcome, handle)
-        self._after_commit(replaced)
-        return info
-
-    def _after_commit(self, replaced: set[str]) -> None:
-        """Remove what waited for this commit, and the checkpoints whose ref it replaced."""
-        names, self._removals = self._removals, []
-        try:
-            if self.options.keep_last is not None:
-                old = self.steps()[: -self.options.keep_last]
-                names += [_STEP_NAME.format(step) for step in old]
-            self._remove(names, replaced)
-        except S4Error as error:
-            # The checkpoint is committed; what remains is space, not data.
-            _log.warning("%s: old checkpoints remain, gc removes them: %s", self.url, error)
+    def _finish(self, asked: Asked, prepare: Prepare) -> CheckpointInfo:
+        with self._lock:
+            return self._committer.commit(asked, prepare)
 
     def _newest_reference(self) -> Reference | None:
         newest = self.latest()
         if newest is None:
             return None
-        name = _STEP_NAME.format(newest)
+        name = step_name(newest)
         try:
             reader, ref = self._open(name)
         except (FormatError, ChainError, KeyNotFoundError) as error:
@@ -246,31 +189,6 @@ class Run:
     def _open(self, name: str) -> tuple[Reader, Ref]:
         ref, where = read_ref(self.directory, name), self.directory.url_of(name)
         return open_checkpoint(self.repository, self.repository.manifest(ref, where), where), ref
-
-    def _replace_ref(self, name: str, reference: Reference) -> set[str]:
-        """Put a ref; return the id of the other checkpoint that had its name, if one had."""
-        try:
-            old = {read_ref(self.directory, name).checkpoint}
-        except (KeyNotFoundError, FormatError):
-            old = set()
-        ref = Ref(reference.manifest.id, reference.digest)
-        self.directory.put(name, dump_ref(ref), replace=True)
-        return old - {ref.checkpoint}
-
-    def _info(self, name: str, outcome: Outcome, handle: SaveHandle) -> CheckpointInfo:
-        manifest = outcome.reference.manifest
-        seconds, pause_seconds = handle.seconds()
-        return CheckpointInfo(
-            url=self.directory.url_of(name),
-            id=manifest.id,
-            step=manifest.step,
-            kind=outcome.kind,
-            depth=manifest.depth,
-            raw_bytes=manifest.raw_bytes,
-            stored_bytes=outcome.stored_bytes,
-            seconds=seconds,
-            pause_seconds=pause_seconds,
-        )
 
     def flush(self) -> None:
         """Wait until everything that was asked for is done.
@@ -322,6 +240,7 @@ class Run:
         self._worker.wait()
         with self._lock:
             reader, ref = self._open(self._name(step, name))
+            self._removals.source = ref.checkpoint
             if keys is not None:
                 return reader.select(keys, map_location)
             state = reader.state(map_location, weights_only=weights_only)
@@ -333,15 +252,7 @@ class Run:
         return self._open(self._name(step, name))[0]
 
     def _name(self, step: int | None, name: str | None) -> str:
-        if name is not None:
-            return name
-        chosen = self.latest() if step is None else step
-        if chosen is None:
-            raise KeyNotFoundError(
-                f"{self.url} holds no committed checkpoint of a step; `s4weights ls {self.url}` "
-                "shows what is there"
-            )
-        return _STEP_NAME.format(chosen)
+        return self.catalogue.find(step) if name is None else name
 
     def names(self) -> dict[str, Ref]:
         """Return every ref in the run's directory, by name.
@@ -353,8 +264,7 @@ class Run:
 
     def steps(self) -> list[int]:
         """Return the steps of all committed checkpoints, ascending."""
-        matches = [_STEP.fullmatch(entry.key) for entry in self.directory.list("step-")]
-        return sorted(int(match[1]) for match in matches if match)
+        return self.catalogue.steps()
 
     def latest(self) -> int | None:
         """Return the newest step, None if there is none."""
@@ -366,8 +276,8 @@ class Run:
         """Remove a checkpoint: its ref first, its bytes when no chain needs them.
 
         A removal is taken in turn with the saves. After a save that failed it waits for the
-        next commit, so that the last good checkpoint is never what goes. Removing what is
-        not there is no error.
+        next commit, and so does that of the checkpoint that was loaded last, so that the last
+        good checkpoint is never what goes. Removing what is not there is no error.
 
         Args:
             step: which.
@@ -376,49 +286,60 @@ class Run:
         """
         if step is None and name is None:
             raise StateError("remove needs a step or a name")
-        chosen = name if name is not None else _STEP_NAME.format(step)  # type: ignore[str-format]
-        done = self._worker.submit(partial(self._remove_in_turn, chosen))
+        done = self._worker.submit(partial(self._remove, self._name(step, name)))
         if wait:
             done.result()
 
-    def _remove_in_turn(self, name: str) -> None:
+    def _remove(self, name: str) -> None:
         with self._lock:
-            if self._last_save_failed:
-                _log.warning("%s stays until a newer checkpoint is committed", name)
-                self._removals.append(name)
-            else:
-                self._remove([name])
+            self._removals.ask(name)
 
-    def _remove(self, names: Iterable[str], replaced: Iterable[str] = ()) -> None:
-        """Delete refs, and sweep what they and the `replaced` ones stood for."""
-        removed = set(replaced)
-        for name in names:
-            try:
-                removed.add(read_ref(self.directory, name).checkpoint)
-            except KeyNotFoundError:
-                continue
-            self.directory.delete([name])
-        if removed:
-            self._removed |= removed
-            self._sweep_removed()
+    def retention(self, rules: Rules | None = None) -> list[Decision]:
+        """Say which steps the rules keep and why; nothing is removed.
 
-    def _sweep_removed(self) -> None:
-        """Sweep what this run itself removed, and what only that stood on.
+        Args:
+            rules: None: those of the run's options.
 
-        Nothing else is touched without the grace period: another writer may be about
-        to commit it.
+        Raises:
+            StoreError: the store did not answer.
         """
-        present = {identity for identity in self._removed if self.repository.has(identity)}
-        candidates = reachable(present, self.repository.manifest_bytes)
-        plan = plan_sweep(self.repository, self._roots(), 0.0, only=candidates)
-        sweep(self.repository, plan)
-        self._removed = present - set(plan.swept)
+        return self.catalogue.decide(rules or self.options.rules, chains=True)
 
-    def _roots(self) -> set[str]:
-        roots = {ref.checkpoint for ref in self.names().values()}
-        if self._saver.reference is not None:
-            roots.add(self._saver.reference.manifest.id)
-        return roots
+    def rebase(
+        self, step: int | None = None, *, name: str | None = None, wait: bool = True
+    ) -> Future[str]:
+        """Write a checkpoint again, whole, and have every ref to it name that one.
+
+        The old one goes when nothing stands on it any more.
+
+        Args:
+            step: which; None: the newest.
+            name: of a ref, instead of a step.
+            wait: return when it is done; else it is done behind the training.
+
+        Returns:
+            The id of the new checkpoint; the old one's if it stood on nothing.
+
+        Raises:
+            FormatError, ChainError: it is damaged, or something it stands on is gone.
+            StoreError: the store refused; nothing is lost.
+        """
+        done = self._worker.submit(partial(self._rebase, self._name(step, name)))
+        if wait:
+            done.result()
+        return done
+
+    def _rebase(self, name: str) -> str:
+        with self._lock:
+            reader, ref = self._open(name)
+            if not reader.manifest.needs:
+                return ref.checkpoint
+            new = rebased(self.repository, reader, self.options)
+            self._removals.repoint(ref.checkpoint, Ref(new.manifest.id, new.digest))
+            if self._in_use() == [ref.checkpoint]:
+                self._saver.reference = new
+            self._removals.sweep_removed()
+            return new.manifest.id
 
     def gc(self, *, dry_run: bool = False, grace_seconds: float | None = None) -> Sweep:
         """Delete the shards and manifests that no ref's chain needs.
@@ -432,8 +353,7 @@ class Run:
         """
         grace = self.options.grace_seconds if grace_seconds is None else grace_seconds
         with self._lock:
-            plan = plan_sweep(self.repository, self._roots(), grace)
-            return plan if dry_run else sweep(self.repository, plan)
+            return self._removals.collect(grace, dry_run=dry_run)
 
     def verify(
         self, *, full: bool = False, progress: Callable[[int], None] = lambda _: None
@@ -448,7 +368,7 @@ class Run:
             One verdict for each ref, by name.
 
         Raises:
-            StoreError: the directory could not be listed.
+            StoreError: the store did not answer.
         """
         verifier = Verifier(full, progress)
         return [
@@ -464,19 +384,14 @@ class Run:
         self._worker.wait()
         with self._lock:
             self._saver.reference = None
-            if self._removed:
-                self._sweep_removed()
+            self._removals.sweep_removed()
+            self._removals.say_what_waits()
         self.raise_pending()
 
 
-def _report(info: CheckpointInfo) -> None:
-    metrics.report_save(
-        step=info.step,
-        raw_bytes=info.raw_bytes,
-        stored_bytes=info.stored_bytes,
-        pause_seconds=info.pause_seconds,
-        upload_seconds=info.seconds - info.pause_seconds,
-    )
+def _only_once(prepared: Prepared, whole: bool) -> Prepared | None:
+    """What was encoded ahead cannot be encoded again: the state may have changed since."""
+    return None if whole else prepared
 
 
 def _done(info: CheckpointInfo) -> Future[CheckpointInfo]:

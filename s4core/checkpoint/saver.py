@@ -19,9 +19,9 @@ from s4core.checkpoint.options import Options
 from s4core.checkpoint.reference import Reference
 from s4core.checkpoint.writer import Snapshot, Writer
 from s4core.manifest import Json, Manifest, ShardEntry, dump
-from s4core.repository import Repository, new_id
+from s4core.repository import NAME_KEY, Repository, new_id
 
-__all__ = ["Outcome", "Prepared", "Saver", "freeze"]
+__all__ = ["Outcome", "Prepared", "Saver", "freeze", "write_checkpoint"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,12 @@ class Prepared:
     writer: Writer
     parts: list[bytes | memoryview] | None = None
 
+    def shard(self) -> Iterable[bytes | memoryview] | None:
+        """The bytes of its shard, to be asked for once; None: it needs none."""
+        if not self.writer.has_shard:
+            return None
+        return self.writer.shard() if self.parts is None else self.parts
+
 
 @dataclass
 class Saver:
@@ -86,8 +92,8 @@ class Saver:
         Raises:
             CodecError: a chunk did not decode to the words it came from.
         """
-        if self.reference is not None and not self.repository.has(self.reference.manifest.id):
-            # Someone else removed it: a delta against it could never be loaded.
+        if self.reference is not None and not self.repository.usable(self.reference.manifest.id):
+            # Someone else removes it: a delta against it could never be loaded.
             self.reference = None
         previous = None
         if self.reference is not None:
@@ -119,7 +125,9 @@ class Saver:
         writer, snapshot = prepared.writer, prepared.writer.snapshot
         if self.reference is not None and _equal(writer, self.reference.manifest, step, meta):
             return Outcome(self.reference, "alias", 0)
-        manifest, digest = self._write(prepared, step, meta, progress)
+        manifest, digest = write_checkpoint(
+            self.repository, writer, prepared.shard(), step=step, meta=meta, progress=progress
+        )
         reference = Reference(self.repository, manifest, digest)
         if prepared.parts is None:
             # What was encoded ahead may have changed since: its words are in the store only.
@@ -127,28 +135,41 @@ class Saver:
         self.reference = reference
         return Outcome(reference, _kind(manifest), writer.stream.bytes + len(dump(manifest)))
 
-    def _write(
-        self,
-        prepared: Prepared,
-        step: int | None,
-        meta: Mapping[str, Json],
-        progress: Callable[[int], None],
-    ) -> tuple[Manifest, str]:
-        self.repository.ensure_marker()
-        writer, identity = prepared.writer, new_id()
-        shards: tuple[ShardEntry, ...] = ()
-        if writer.has_shard:
-            key = f"{identity}/0-0.s4"
-            parts = writer.shard() if prepared.parts is None else prepared.parts
-            self.repository.put_shard(
-                key, _counted(parts, writer, progress), writer.snapshot.raw_bytes
-            )
-            shards = (ShardEntry(key, writer.stream.bytes),)
-        created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        manifest = writer.manifest(
-            identity=identity, created=created, step=step, shards=shards, meta=meta
-        )
-        return manifest, self.repository.commit(manifest)
+
+def write_checkpoint(
+    repository: Repository,
+    writer: Writer,
+    parts: Iterable[bytes | memoryview] | None,
+    *,
+    step: int | None,
+    meta: Mapping[str, Json],
+    progress: Callable[[int], None],
+) -> tuple[Manifest, str]:
+    """Put a shard and commit a manifest under a new id.
+
+    Args:
+        repository: where.
+        writer: the plan.
+        parts: the bytes of the shard; None: all is in the manifest.
+        step: of the training.
+        meta: for people.
+        progress: called with the number of bytes of words that are done.
+
+    Returns:
+        The manifest and its digest.
+    """
+    repository.ensure_marker()
+    identity = new_id()
+    shards: tuple[ShardEntry, ...] = ()
+    if parts is not None:
+        key = f"{identity}/0-0.s4"
+        repository.put_shard(key, _counted(parts, writer, progress), writer.snapshot.raw_bytes)
+        shards = (ShardEntry(key, writer.stream.bytes),)
+    created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    manifest = writer.manifest(
+        identity=identity, created=created, step=step, shards=shards, meta=meta
+    )
+    return manifest, repository.commit(manifest)
 
 
 def _counted(
@@ -172,5 +193,10 @@ def _equal(writer: Writer, old: Manifest, step: int | None, meta: Mapping[str, J
         and old.tree == writer.snapshot.tree
         and old.tensors == writer.snapshot.tensors
         and [array.digest for array in old.arrays] == writer.digests
-        and (old.step, dict(old.meta)) == (step, dict(meta))
+        and (old.step, _told(old.meta)) == (step, _told(meta))
     )
+
+
+def _told(meta: Mapping[str, Json]) -> dict[str, Json]:
+    """What the caller told: the name is the ref's own, and a checkpoint may have several."""
+    return {key: value for key, value in meta.items() if key != NAME_KEY}
