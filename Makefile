@@ -43,6 +43,19 @@ test: $(VENV)/.dev ## run the tests against the installed package
 soak-accelerate: $(VENV)/.dev ## kill Accelerate and Trainer runs at every write, many times; minutes
 	S4_SOAK=1 $(BIN)/pytest tests/accelerate/test_killed.py tests/hf/test_hf_killed.py --timeout=3600
 
+.PHONY: soak-kill
+soak-kill: $(VENV)/.dev ## kill a saving process at every store call, on local disk and S3: many hundred kills
+	S4_SOAK=1 $(BIN)/pytest tests/test_killed.py --timeout=7200
+
+.PHONY: fault-matrix
+fault-matrix: $(VENV)/.dev ## every fault of the network against every request: bench/results/fault-matrix.md
+	PYTHONPATH=tests $(BIN)/python tests/fault_matrix.py bench/results/fault-matrix.md
+
+.PHONY: bench-stores
+bench-stores: $(VENV)/.dev ## S3 clients beside each other: MB/s and CPU seconds per GiB
+	$(PIP_INSTALL) s3fs s3torchconnector
+	$(BIN)/python bench/stores.py
+
 .PHONY: lint
 lint: $(VENV)/.dev ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check $(LINTED)
