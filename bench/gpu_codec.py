@@ -279,7 +279,7 @@ def timed(call: Callable[[], object], repeat: int) -> float:
 
 
 def raw_ans(words: torch.Tensor, kind: int, repeat: int) -> dict[str, Any]:
-    """nvCOMP's own ANS over whole words, chunks of 256 KiB: FLOAT16 is kind 10, FLOAT32 11, bytes 1."""
+    """nvCOMP's ANS over whole words, chunks of 256 KiB; kind 10 is FLOAT16, 11 FLOAT32."""
     codec = nvcomp.Batched("ANS", nvcomp._options(0, kind), nvcomp._options(2, 0xFF))
     size, total = 1 << 18, words.numel() * words.element_size()
     count, room = total // size, -(-codec.max_output(size) // 16) * 16
@@ -429,7 +429,7 @@ def main() -> int:
             del items
         torch.cuda.empty_cache()
     for dtype in (torch.bfloat16, torch.float16, torch.float32) if args.nvcomp else ():
-        rows += bench_nvcomp(dtype, n // 4, args.repeat)
+        rows += bench_nvcomp(dtype, n, args.repeat)
         torch.cuda.empty_cache()
     if args.parameters:
         rows.append(bench_end_to_end(args.parameters, 4))

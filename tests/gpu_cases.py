@@ -42,7 +42,7 @@ def patterns(dtype: torch.dtype, count: int = 150_001) -> Iterator[tuple[str, Te
     sparse = torch.zeros(count, dtype=dtype)
     sparse[::1000] = 1.5
     rare = bits.clone()
-    rare[70_000:70_300] = noise.view(WORDS[dtype.itemsize])[:300]
+    rare[count // 2 : count // 2 + 300] = noise.view(WORDS[dtype.itemsize])[:300]
     yield "weights", plausible
     yield "noise", noise.view(dtype)
     yield "specials", _specials(dtype, count)

@@ -24,7 +24,8 @@ Item = TypeVar("Item", DeviceItem, DecodeItem)
 
 def is_small_zigzag(item: DeviceItem | DecodeItem) -> bool:
     """Return whether the kernels need the item's coded words instead of its words."""
-    return item.layout is Layout.WORDS and item.delta == "zigzag"
+    small = item.layout is Layout.WORDS and item.delta == "zigzag"
+    return small and item.words.numel() > 0
 
 
 def _words(tensor: Tensor | None, dtype: DType) -> Tensor:
