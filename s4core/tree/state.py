@@ -16,6 +16,7 @@ from s4core.tree import (
     classes,
     composites,
     containers,
+    distributed,
     scalars,
     subclasses,
     tensors,
@@ -42,6 +43,7 @@ _READERS: Final[dict[str, Read]] = {
     **tensors.READERS,
     **composites.READERS,
     **subclasses.READERS,
+    **distributed.READERS,
 }
 _SHARED: Final = arrays.SHARED | tensors.SHARED | composites.SHARED | subclasses.SHARED
 
