@@ -44,6 +44,17 @@ def weights(count: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     return out
 
 
+def raw_mantissa_base(words: torch.Tensor) -> torch.Tensor:
+    """A base whose XOR with bfloat16 `words` has an incompressible mantissa and few exponents."""
+    generator = torch.Generator(GPU).manual_seed(7)
+    bits = words.view(torch.int16)
+    noise = torch.randint(
+        -32768, 32768, bits.shape, dtype=torch.int16, device=GPU, generator=generator
+    )
+    moved = torch.rand(bits.shape, device=GPU, generator=generator) < 0.3
+    return (bits ^ (noise & -32641) ^ (moved.short() << 7)).view(torch.bfloat16)
+
+
 def state_tensors(dtype: torch.dtype) -> list[torch.Tensor]:
     """400 tensors of 4 KB to 64 MB, sizes spread evenly in the logarithm: about 2.5 GB."""
     rng = np.random.default_rng(1)
@@ -413,6 +424,10 @@ def main() -> int:
         name = str(dtype).removeprefix("torch.")
         words = weights(n, dtype)
         rows.append(bench_stages(f"{name}, {n >> 20} Mi", [item_of(words)], args.repeat))
+        if dtype is torch.bfloat16:
+            item = item_of(words, raw_mantissa_base(words), "xor")
+            rows.append(bench_stages(f"{name}, xor, raw mantissa", [item], args.repeat))
+            del item
         if dtype is not torch.float16:
             # A small step leaves every plane to rANS, a large one only the first.
             for gap, step in (("near", 0.01), ("far", 1.0)):

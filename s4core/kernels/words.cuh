@@ -246,11 +246,16 @@ __device__ __forceinline__ Quad coded_tail(const Chunk& c, u32 first, u32 count)
     return z;
 }
 
-// Four coded words where words and base lie at these addresses.
-__device__ __forceinline__ Quad coded_at(const u8* words, const u8* base) {
-    const Quad x = load_quad(words);
-    if constexpr (DELTA == 0) return x;
-    else return apply_delta(x, load_quad(base));
+// Words and base as loaded: the delta waits until they are used, or the load would be waited for at once.
+struct Loaded { Quad words, base; };
+
+__device__ __forceinline__ void load_at(Loaded& to, const u8* words, const u8* base) {
+    to.words = load_quad(words);
+    if constexpr (DELTA != 0) to.base = load_quad(base);
+}
+__device__ __forceinline__ Quad coded(const Loaded& from) {
+    if constexpr (DELTA == 0) return from.words;
+    else return apply_delta(from.words, from.base);
 }
 
 // How many of the four words from `first` on lie before `end`.
