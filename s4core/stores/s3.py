@@ -95,7 +95,7 @@ class S3Store(Store):
             return  # it ended meanwhile
 
     def _put(self, key: str, views: Iterator[memoryview], how: Put) -> None:
-        Upload(self._connection, self._name(key), replace=how.replace).run(views, how.size_hint)
+        Upload(self._connection, self._name(key), how).run(views)
 
     def _get(self, key: str) -> bytes:
         return self._call(key, "get_object", _whole_body)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from s4core.errors import AccessDeniedError, StoreError
@@ -25,12 +26,27 @@ from s4core.stores.s3_faults import (
 )
 from s4core.stores.s3_options import S3Options
 
-__all__ = ["Connection"]
+__all__ = ["Access", "Connection"]
 
 Result = TypeVar("Result")
 
 # Operations that do not know the parameter RequestPayer.
 _NEVER_PAID = frozenset({"head_bucket"})
+
+
+@dataclass(frozen=True)
+class Access:
+    """Where and as whom to talk to S3.
+
+    Attributes:
+        endpoint_url: Of the service.
+        region: Of the bucket.
+        credentials: botocore's, which renew themselves; None if there are none.
+    """
+
+    endpoint_url: str
+    region: str
+    credentials: Any
 
 
 class Connection:
@@ -44,32 +60,39 @@ class Connection:
     def __init__(self, bucket: str, options: S3Options) -> None:
         self.bucket = bucket
         self.options = options
-        self._locks: dict[int, threading.Lock] = {}
-        self._clients: dict[int, Any] = {}
-        self._pools: dict[int, ThreadPoolExecutor] = {}
+        self._locks: dict[int, threading.RLock] = {}
+        self._made: dict[tuple[int, str], Any] = {}
         self._bucket_seen = False
 
     def client(self) -> Any:
         """This process's client; the name says boto3, the type has no stubs."""
-        process = os.getpid()
-        with self._lock():
-            if process not in self._clients:
-                self._clients[process] = _make_client(self.bucket, self.options)
-            return self._clients[process]
+        return self.once("client", lambda: _make_client(self.bucket, self.options))
 
     def pool(self) -> ThreadPoolExecutor:
         """This process's threads, for requests that run side by side."""
-        process = os.getpid()
-        with self._lock():
-            if process not in self._pools:
-                self._pools[process] = ThreadPoolExecutor(
-                    self.options.concurrency, thread_name_prefix="s4-s3"
-                )
-            return self._pools[process]
+        return self.once(
+            "pool",
+            lambda: ThreadPoolExecutor(self.options.concurrency, thread_name_prefix="s4-s3"),
+        )
 
-    def _lock(self) -> threading.Lock:
+    def once(self, name: str, make: Callable[[], Result]) -> Result:
+        """What `make` gives, made once in each process: such things do not survive a fork."""
+        with self._lock():
+            key = (os.getpid(), name)
+            if key not in self._made:
+                self._made[key] = make()
+            found: Result = self._made[key]
+            return found
+
+    def access(self) -> Access:
+        """Where and as whom this process's client talks, for another client."""
+        meta = self.client().meta
+        session = _session(self.options)
+        return Access(meta.endpoint_url, meta.region_name, session.get_credentials())
+
+    def _lock(self) -> threading.RLock:
         # One per process: a fork may copy the parent's while a thread holds it.
-        return self._locks.setdefault(os.getpid(), threading.Lock())
+        return self._locks.setdefault(os.getpid(), threading.RLock())
 
     def call(
         self,
@@ -134,7 +157,7 @@ class Connection:
 
 def _make_client(bucket: str, options: S3Options) -> Any:
     try:
-        import boto3
+        import boto3  # noqa: F401  # its absence gets a sentence
         import botocore.exceptions
     except ImportError as error:
         raise StoreError(
@@ -142,8 +165,7 @@ def _make_client(bucket: str, options: S3Options) -> Any:
             "run: pip install 's4weights[s3]'"
         ) from error
     try:
-        session = boto3.Session(profile_name=options.profile, region_name=options.region)
-        return session.client(
+        return _session(options).client(
             "s3",
             endpoint_url=options.endpoint_url,
             verify=options.ca_bundle,
@@ -151,6 +173,12 @@ def _make_client(bucket: str, options: S3Options) -> Any:
         )
     except (botocore.exceptions.BotoCoreError, ValueError) as error:
         raise StoreError(f"s3://{bucket}: the S3 client cannot be set up: {error}") from error
+
+
+def _session(options: S3Options) -> Any:
+    import boto3
+
+    return boto3.Session(profile_name=options.profile, region_name=options.region)
 
 
 def _config(options: S3Options) -> Any:

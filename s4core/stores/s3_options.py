@@ -39,6 +39,9 @@ class S3Options:
         ca_bundle: Path of a PEM file to trust instead of the system's.
         checksums: "when_required" sends none that S3 does not insist on, for servers that
             know none of them.
+        engine: Who sends the parts of large objects whose keys are unique: "obstore" (half the
+            processor time), "boto3", or "auto": obstore where it is installed and knows every
+            option that is set. All else goes through boto3.
         part_bytes: Size of one part of a multipart upload; larger objects grow it.
         concurrency: Requests in flight at a time, for parts and for ranges.
         retries: Quick repetitions of one request by the client itself.
@@ -59,6 +62,7 @@ class S3Options:
     tags: Mapping[str, str] = field(default_factory=dict)
     ca_bundle: str | None = None
     checksums: Literal["when_supported", "when_required"] = "when_supported"
+    engine: Literal["auto", "boto3", "obstore"] = "auto"
     part_bytes: int = 32 << 20
     concurrency: int = 8
     retries: int = 4
@@ -69,6 +73,7 @@ class S3Options:
     def __post_init__(self) -> None:
         self._one_of("sse", (None, "AES256", "aws:kms"))
         self._one_of("checksums", ("when_supported", "when_required"))
+        self._one_of("engine", ("auto", "boto3", "obstore"))
         self._between("part_bytes", MIN_PART_BYTES, MAX_PART_BYTES)
         self._between("concurrency", 1, 1000)
         self._between("retries", 0, 100)

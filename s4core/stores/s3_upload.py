@@ -24,9 +24,12 @@ from s4core.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from s4core.stores.base import Put
 from s4core.stores.s3_body import cut_parts, first_part_bytes
 from s4core.stores.s3_checksum import Checksum, best_checksum
 from s4core.stores.s3_client import Connection
+from s4core.stores.s3_deadline import FaultError
+from s4core.stores.s3_fast import FastLane, fast_lane
 from s4core.stores.s3_options import MAX_PARTS, S3Options
 
 __all__ = ["Upload"]
@@ -37,6 +40,8 @@ NONCE = "s4-nonce"  # sent as x-amz-meta-s4-nonce
 
 # Cleaning up and asking whose an object is must not double the time of a failed put.
 AFTERMATH_SECONDS = 30.0
+
+UPLOAD_STAYS = "an unfinished upload stays until a sweep or a lifecycle rule ends it"
 
 Part = list[memoryview]
 
@@ -62,33 +67,39 @@ class Upload:
     Args:
         connection: To the bucket.
         name: Full key in the bucket.
-        replace: Whether to replace what is there.
+        how: What `Store.put` was asked.
     """
 
-    def __init__(self, connection: Connection, name: str, *, replace: bool) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, name: str, how: Put) -> None:
+        self._connection, self._how = connection, how
         self._name = name
         self._url = f"s3://{connection.bucket}/{name}"
         self._nonce = secrets.token_hex(16)
-        self._condition = {} if replace else {"IfNoneMatch": "*"}
+        self._condition = {} if how.replace else {"IfNoneMatch": "*"}
         supported = connection.options.checksums == "when_supported"
         self._checksum = best_checksum() if supported else None
         self._given_up = threading.Event()
 
-    def run(self, views: Iterator[memoryview], size_hint: int | None) -> None:
+    def run(self, views: Iterator[memoryview]) -> None:
         """Put the bytes of `views`.
 
         Raises:
             KeyExistsError: The name is taken, and not by this very upload.
             StoreError: And its relatives; or what `views` raised. Nothing is left behind.
         """
-        parts = cut_parts(views, first_part_bytes(self._options.part_bytes, size_hint))
+        part_bytes = first_part_bytes(self._options.part_bytes, self._how.size_hint)
+        parts = cut_parts(views, part_bytes)
         first = next(parts, [])
         second = next(parts, None)
         if second is None:
             self._put_whole(first)
+            return
+        all_parts = chain([first, second], parts)
+        lane = fast_lane(self._connection) if self._how.unique else None
+        if lane is None:
+            self._put_in_parts(all_parts)
         else:
-            self._put_in_parts(chain([first, second], parts))
+            self._put_fast(lane, chain.from_iterable(all_parts), part_bytes)
 
     @property
     def _options(self) -> S3Options:
@@ -107,6 +118,35 @@ class Upload:
         except (KeyExistsError, StoreUnavailableError):
             if not self._is_ours():
                 raise
+
+    def _put_fast(self, lane: FastLane, views: Iterator[memoryview], part_bytes: int) -> None:
+        try:
+            lane.put(self._name, views, {NONCE: self._nonce}, part_bytes)
+        except FaultError as error:
+            if self._is_ours():
+                return
+            self._abort_all()
+            raise error.fault.error(self._url) from error.__cause__
+        except BaseException:
+            self._abort_all()
+            raise
+
+    def _abort_all(self) -> None:
+        """End every upload of this name; as it is unique, they are this one's."""
+        try:
+            page = self._connection.call(
+                self._url,
+                "list_multipart_uploads",
+                read=dict,
+                deadline_seconds=min(AFTERMATH_SECONDS, self._options.deadline_seconds),
+                Prefix=self._name,
+            )
+        except S4Error as error:
+            _log.warning("%s: %s: %s", self._url, UPLOAD_STAYS, error)
+            return
+        for item in page.get("Uploads", ()):
+            if item["Key"] == self._name:
+                self._abort(item["UploadId"])
 
     def _put_in_parts(self, parts: Iterator[Part]) -> None:
         upload_id: str = self._call(
@@ -213,11 +253,7 @@ class Upload:
         except KeyNotFoundError:
             pass  # it is gone already
         except S4Error as error:  # the first error matters more, and is on its way
-            _log.warning(
-                "%s: an unfinished upload stays until a sweep or a lifecycle rule ends it: %s",
-                self._url,
-                error,
-            )
+            _log.warning("%s: %s: %s", self._url, UPLOAD_STAYS, error)
 
     def _call(self, operation: str, **parameters: Any) -> Any:
         parameters.setdefault("read", lambda _: None)
