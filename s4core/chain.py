@@ -30,7 +30,7 @@ Fetch = Callable[[str], bytes]
 
 @dataclass(frozen=True)
 class Link:
-    """One stored step of an array: the entry `array` of `manifest`, which has `at`."""
+    """An array of a manifest; in a list of steps, one that has `at`."""
 
     manifest: Manifest
     array: int
@@ -39,6 +39,12 @@ class Link:
     def entry(self) -> ArrayEntry:
         """The entry itself."""
         return self.manifest.arrays[self.array]
+
+    @property
+    def companion(self) -> Link | None:
+        """The array of the same manifest that it cannot be read without."""
+        number = self.entry.companion
+        return None if number is None else Link(self.manifest, number)
 
 
 class Chain:
@@ -55,22 +61,25 @@ class Chain:
         self._known: dict[tuple[str, str], Manifest] = {}
 
     def links(self, array: int) -> list[Link]:
-        """Return the steps that make an array of the tip, the whole one first.
+        """Return the steps that make an array of the tip: `links_of`."""
+        return self.links_of(Link(self.tip, array))
 
-        An array whose words lie in the manifest has no links.
+    def links_of(self, link: Link) -> list[Link]:
+        """Return the steps that make an array, the whole one first.
+
+        An array whose words lie in the manifest, or that is derived, has no links. The
+        first link may have a companion.
 
         Raises:
             BaseNotFoundError: a checkpoint it needs is gone.
             BaseMismatchError: a checkpoint it needs is not the one it was written against.
             ChainError: a link leads nowhere.
         """
-        entry = self.tip.arrays[array]
-        if entry.data is not None:
+        entry = link.entry
+        if entry.data is not None or entry.derived is not None:
             return []
         if entry.same is not None:
-            link = self._follow(self.tip, entry.same, entry, entry.digest)
-        else:
-            link = Link(self.tip, array)
+            link = self._follow(link.manifest, entry.same, entry, entry.digest)
         found = [link]
         while link.entry.delta is not None:
             base, digest = link.entry.base, link.entry.base_digest

@@ -163,8 +163,11 @@ class Chunking:
     sub_block: int
 
 
-def chunking(words: int) -> Chunking:
+def chunking(words: int, *, contexts: bool = False) -> Chunking:
     """Choose chunk and sub-block for an array of `words` words.
+
+    With contexts or a grid a chunk has eight tables, which fit its words better and cost
+    more: chunks are large.
 
     A sub-block costs 132 bytes and a chunk its table (about 100), but a chunk's table
     fits its own words only. Measured on the corpus (bench/corpus.py), total MB of
@@ -172,6 +175,8 @@ def chunking(words: int) -> Chunking:
     3.563, 128K in 4 14.241 / 10.295 / 3.541, 64K in 1 14.123 / 10.293 / 3.540. Large
     arrays take large chunks, which keep more of a GPU busy with one table.
     """
+    if contexts and words <= 1 << 20:
+        return Chunking(chunk_words=256 * 1024, sub_block=128 * 1024)
     if words <= 1 << 20:
         return Chunking(chunk_words=64 * 1024, sub_block=64 * 1024)
     sub_block = 64 * 1024 if words > 16 << 20 else 32 * 1024

@@ -174,7 +174,7 @@ def test_words_encoded_ahead_are_never_what_a_delta_stands_on(run: Run) -> None:
 
 
 def _snapshot(state: Any) -> Any:
-    from s4core.checkpoint.writer import take_snapshot
+    from s4core.checkpoint.snapshot import take_snapshot
 
     return take_snapshot(state)
 

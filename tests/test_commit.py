@@ -20,7 +20,7 @@ from s4core.checkpoint import Options, Run
 from s4core.checkpoint.collect import plan_sweep, sweep
 from s4core.checkpoint.committer import Asked
 from s4core.checkpoint.handle import SaveHandle
-from s4core.checkpoint.writer import take_snapshot
+from s4core.checkpoint.snapshot import take_snapshot
 from s4core.errors import AccessDeniedError
 from s4core.repository import NAME_KEY
 from s4core.stores import MemoryStore, Store, open_store

@@ -1,6 +1,8 @@
 """Checkpoints: whole states saved to and loaded from stores.
 
-writer      a state to a shard and a manifest        reader      the way back
+snapshot    a state, flattened                        relations   which arrays speak of others
+writer      a snapshot to a shard and a manifest      reader      the way back
+plan        the order arrays are read in              reading     batches of them, decoded
 shards      shards in a store, read and written      fetch       blobs by range, ahead
 single      self-contained files: save, load         foreign     .pt and .safetensors
 repository  manifests and shards below `.s4`          refs        names users choose

@@ -11,14 +11,16 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from s4core import dtypes, tree
+from s4core import tree
 from s4core.chain import Chain, Link
 from s4core.checkpoint.fetch import Request, fetch
+from s4core.checkpoint.plan import plan, stored_links
+from s4core.checkpoint.reading import Reading
 from s4core.checkpoint.shards import Shard
 from s4core.errors import FormatError, KeyNotFoundError
 from s4core.format import BlobSpan
-from s4core.manifest import ArrayEntry, Manifest, TensorEntry
-from s4core.pipeline import Step, Task, decompress
+from s4core.manifest import Manifest, TensorEntry
+from s4core.pipeline import Step
 from s4core.repository import Repository
 
 __all__ = ["MapLocation", "Reader", "device_of", "open_checkpoint"]
@@ -100,50 +102,33 @@ class Reader:
     ) -> Iterator[tuple[int, Tensor]]:
         """Yield (number, words) of each array in `wanted`, fetched ahead within a budget.
 
+        Those that others are read with come before them.
+
         Args:
             wanted: numbers of arrays.
             device: gives the device an array is decoded to.
         """
-        links = {number: self.chain.links(number) for number in wanted}
-        requests = [Request([self._span(link) for link in links[n]]) for n in wanted if links[n]]
+        nodes = plan(self.chain, wanted)
+        requests = [Request([self._span(link) for link in n.steps]) for n in nodes if n.steps]
         fetched = fetch(requests)
-        waiting: list[tuple[int, Task]] = []
-        for number in wanted:
-            task = self._task(number, device(number), links[number], fetched)
-            waiting.append((number, task))
-            if sum(task.bytes for _, task in waiting) >= _BATCH_BYTES:
-                yield from _decoded(waiting)
-                waiting = []
-        yield from _decoded(waiting)
-
-    def _task(
-        self,
-        number: int,
-        device: torch.device,
-        links: Sequence[Link],
-        fetched: Iterator[list[bytes]],
-    ) -> Task:
-        entry = self.manifest.arrays[number]
-        out = _empty(entry, device)
-        steps: Sequence[Step] = ()
-        if links:
-            steps = self._steps(links, next(fetched))
-        elif entry.data:
-            data = torch.frombuffer(bytearray(entry.data), dtype=torch.uint8)
-            out.view(torch.uint8).copy_(data)
-        where = f"{self.where}: array {number}"
-        return Task(where, steps, dtypes.lookup(entry.dtype), out, entry.digest)
+        reading = Reading(self.where)
+        for node in nodes:
+            steps = self._steps(node.steps, next(fetched)) if node.steps else []
+            target = torch.device("cpu") if node.number is None else device(node.number)
+            reading.add(node, steps, target)
+            if reading.waiting_bytes >= _BATCH_BYTES:
+                yield from reading.decoded()
+        yield from reading.decoded()
 
     def stored_spans(self) -> Iterator[tuple[tuple[str, int], Request]]:
         """Yield every stored array this checkpoint stands on, once: its place and its blobs."""
         seen = set()
-        for number in range(len(self.manifest.arrays)):
-            for link in self.chain.links(number):
-                shard, span = self._span(link)
-                place = (shard.where, span.offset)
-                if place not in seen:
-                    seen.add(place)
-                    yield place, Request([(shard, span)])
+        for link in stored_links(self.chain):
+            shard, span = self._span(link)
+            place = (shard.where, span.offset)
+            if place not in seen:
+                seen.add(place)
+                yield place, Request([(shard, span)])
 
     def _span(self, link: Link) -> tuple[Shard, BlobSpan]:
         number, entry = link.entry.at or (0, 0)
@@ -188,18 +173,6 @@ def open_checkpoint(repository: Repository, manifest: Manifest, where: str) -> R
         return shards.setdefault(entry.key, shard)
 
     return Reader(manifest, Chain(manifest, repository.manifest_bytes), shard_of, where)
-
-
-def _decoded(waiting: Sequence[tuple[int, Task]]) -> Iterator[tuple[int, Tensor]]:
-    # Words that lie in the manifest are under its digest and have no steps.
-    decompress([task for _, task in waiting if task.steps])
-    for number, task in waiting:
-        yield number, task.out
-
-
-def _empty(entry: ArrayEntry, device: torch.device) -> Tensor:
-    count = entry.words // dtypes.lookup(entry.dtype).words_per_element
-    return tree.empty(entry.dtype, count, device)
 
 
 def _place(entry: TensorEntry, words: dict[int, Tensor]) -> Tensor:

@@ -6,7 +6,8 @@ from s4core.checkpoint.options import Options
 from s4core.checkpoint.reader import Reader
 from s4core.checkpoint.reference import Reference
 from s4core.checkpoint.saver import write_checkpoint
-from s4core.checkpoint.writer import Writer, snapshot_of
+from s4core.checkpoint.snapshot import snapshot_of
+from s4core.checkpoint.writer import Writer
 from s4core.repository import Repository
 
 __all__ = ["rebased"]

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from s4core.checkpoint.buffers import Buffers
 from s4core.checkpoint.reader import open_checkpoint
-from s4core.checkpoint.writer import Previous, Snapshot, array_keys
+from s4core.checkpoint.snapshot import Snapshot, array_keys
+from s4core.checkpoint.writer import Previous
 from s4core.errors import ChainError, FormatError, KeyNotFoundError
 from s4core.manifest import Manifest
 from s4core.repository import Repository

@@ -28,8 +28,8 @@ from s4core.checkpoint.rebase import rebased
 from s4core.checkpoint.reference import Reference
 from s4core.checkpoint.removal import Removals
 from s4core.checkpoint.saver import Prepared, Saver, freeze
+from s4core.checkpoint.snapshot import Snapshot, take_snapshot
 from s4core.checkpoint.worker import Worker
-from s4core.checkpoint.writer import Snapshot, take_snapshot
 from s4core.errors import (
     ChainError,
     FormatError,

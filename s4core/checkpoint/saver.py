@@ -17,7 +17,8 @@ from torch import Tensor
 from s4core.checkpoint.buffers import Buffers
 from s4core.checkpoint.options import Options
 from s4core.checkpoint.reference import Reference
-from s4core.checkpoint.writer import Snapshot, Writer
+from s4core.checkpoint.snapshot import Snapshot
+from s4core.checkpoint.writer import Writer
 from s4core.manifest import Json, Manifest, ShardEntry, dump
 from s4core.repository import NAME_KEY, Repository, new_id
 

@@ -12,7 +12,8 @@ from s4core.chain import Chain
 from s4core.checkpoint import foreign
 from s4core.checkpoint.reader import MapLocation, Reader, open_checkpoint
 from s4core.checkpoint.shards import Shard
-from s4core.checkpoint.writer import Snapshot, Writer, snapshot_of, take_snapshot
+from s4core.checkpoint.snapshot import Snapshot, snapshot_of, take_snapshot
+from s4core.checkpoint.writer import Writer
 from s4core.errors import ChainError, FormatError, StateError
 from s4core.format import MAGIC
 from s4core.manifest import Manifest, ShardEntry, dump, parse

@@ -1,26 +1,26 @@
 """From a state to a shard and a manifest.
 
-The state is flattened once into a `Snapshot`. Each array is then stored in the
-cheapest way that is exact: in the manifest (tiny), as a reference to an equal
-array of an older checkpoint, as a delta against the array that had its place
-in the previous checkpoint, or whole. Arrays go through one at a time, so that
-memory is one array and its blobs.
+Each array of a `Snapshot` is stored in the cheapest way that is exact: in the
+manifest (tiny), as a reference to an equal array of an older checkpoint, as what
+follows from another array of the state, as a delta against the array that had its
+place in the previous checkpoint, or whole, perhaps under the exponents of another
+array. Arrays go through in batches, so that memory is one batch and its blobs.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from s4core import dtypes, tree
-from s4core.checkpoint.reader import Reader
+from s4core.checkpoint.relations import Array, Kin, columns_of, find_derivations
 from s4core.checkpoint.shards import ShardStream
+from s4core.checkpoint.snapshot import Snapshot, array_keys
+from s4core.errors import CodecError
 from s4core.format import CODEC_NAMES
 from s4core.manifest import (
     INLINE_BYTES,
@@ -29,9 +29,17 @@ from s4core.manifest import (
     Manifest,
     Need,
     ShardEntry,
-    TensorEntry,
 )
-from s4core.pipeline import Encoded, Job, array_digests, byte_view, choose_delta, compress
+from s4core.pipeline import (
+    Companion,
+    Encoded,
+    Job,
+    array_digests,
+    byte_view,
+    choose_coding,
+    compress,
+    knows_more,
+)
 from s4core.version import __version__
 
 _log = logging.getLogger(__name__)
@@ -41,50 +49,7 @@ _log = logging.getLogger(__name__)
 _BATCH_BYTES: Final = 4 << 30
 _BATCH_BYTES_WITH_BASES: Final = 256 << 20
 
-__all__ = ["Previous", "Snapshot", "Writer", "array_keys", "snapshot_of", "take_snapshot"]
-
-
-@dataclass(frozen=True)
-class Array:
-    """One array of a snapshot: its key (the path of its first tensor) and its words."""
-
-    key: str
-    dtype: dtypes.DType
-    words: int
-    gather: Callable[[], Tensor]
-
-    @property
-    def bytes(self) -> int:
-        """Length of its words."""
-        return self.words * self.dtype.word_bytes
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A state, flattened.
-
-    Attributes:
-        tree: its typed tree.
-        tensors: its tensors' places.
-        arrays: its arrays.
-        frozen: whether the words are copies in host memory that nobody else changes;
-            otherwise they are the caller's.
-    """
-
-    tree: Json
-    tensors: tuple[TensorEntry, ...]
-    arrays: tuple[Array, ...]
-    frozen: bool = False
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether any of its words lie on a GPU."""
-        return any(tensor.device.startswith("cuda") for tensor in self.tensors)
-
-    @property
-    def raw_bytes(self) -> int:
-        """Length of all arrays."""
-        return sum(array.bytes for array in self.arrays)
+__all__ = ["Previous", "Writer"]
 
 
 @dataclass(frozen=True)
@@ -111,56 +76,6 @@ class Previous:
             need, array = entry.same
             return self.manifest.needs[need], array
         return Need(self.manifest.id, self.digest), number
-
-
-def take_snapshot(
-    state: Any, *, allow_pickle: bool = False, allow_classes: bool = False
-) -> Snapshot:
-    """Flatten `state`.
-
-    Raises:
-        StateError: it holds something S4 cannot store; the message names its path.
-    """
-    flat = tree.flatten(state, allow_pickle=allow_pickle, allow_classes=allow_classes)
-    grouped = tree.group_storages(flat.leaves)
-    arrays = []
-    for group in grouped.arrays:
-        dtype = dtypes.lookup(group.dtype)
-        arrays.append(Array(group.key, dtype, group.numel * dtype.words_per_element, group.gather))
-    tensors = tuple(
-        TensorEntry(
-            path=leaf.path,
-            dtype=place.dtype,
-            shape=place.shape,
-            stride=place.stride,
-            array=place.array,
-            offset=place.offset,
-            device="host" if leaf.host else str(leaf.tensor.device),
-            also=tuple(leaf.also),
-        )
-        for leaf, place in zip(flat.leaves, grouped.places, strict=True)
-    )
-    return Snapshot(flat.tree, tensors, tuple(arrays))
-
-
-def snapshot_of(reader: Reader) -> Snapshot:
-    """Return a stored checkpoint as a snapshot, its arrays decoded when they are gathered."""
-    manifest = reader.manifest
-    keys = {number: key for key, number in array_keys(manifest).items()}
-    arrays = tuple(
-        Array(keys[number], dtypes.lookup(entry.dtype), entry.words, partial(reader.array, number))
-        for number, entry in enumerate(manifest.arrays)
-    )
-    return Snapshot(manifest.tree, manifest.tensors, arrays)
-
-
-def array_keys(manifest: Manifest) -> dict[str, int]:
-    """Return the number of each array of `manifest` by its key."""
-    keys: dict[int, str] = {}
-    for tensor in manifest.tensors:
-        if tensor.array is not None:
-            keys.setdefault(tensor.array, tensor.path)
-    return {key: number for number, key in keys.items()}
 
 
 @dataclass(frozen=True)
@@ -192,8 +107,13 @@ class Writer:
     _entries: dict[int, ArrayEntry] = field(default_factory=dict)
     _needs: dict[Need, int] = field(default_factory=dict)
     _waiting: list[_Waiting] = field(default_factory=list)
+    _beside: dict[int, int] = field(default_factory=dict)
+    _seen: dict[int, str] = field(default_factory=dict)
+    _columns: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._kin = Kin(self.snapshot.arrays)
+        self._columns = columns_of(self.snapshot.tensors, self.snapshot.arrays)
         known = {} if self.previous is None else array_keys(self.previous.manifest)
         suspects: dict[int, int] = {}
         for number, array in enumerate(self.snapshot.arrays):
@@ -207,6 +127,9 @@ class Writer:
         for number, old in suspects.items():
             self._waiting.append(_Waiting(number, old))
         self._refer(suspects)
+        self._derive()
+        self._waiting = [w for w in self._waiting if w.number not in self._entries]
+        self._waiting.sort(key=lambda waiting: waiting.number)
 
     def _refer(self, suspects: dict[int, int]) -> None:
         """Turn arrays that equal their predecessor into references."""
@@ -216,8 +139,25 @@ class Writer:
         for (number, old), digest in zip(usable.items(), found, strict=True):
             if digest.hex() == self._old(old).digest:
                 self._entries[number] = self._reference(arrays[number], old)
-        self._waiting = [w for w in self._waiting if w.number not in self._entries]
-        self._waiting.sort(key=lambda waiting: waiting.number)
+
+    def _derive(self) -> None:
+        """Turn arrays that follow from another array of the state into derived ones."""
+        arrays = self.snapshot.arrays
+        targets = [w.number for w in self._waiting if w.number not in self._entries]
+        found = find_derivations(self._kin, sorted(targets))
+        sources = sorted({derivation.of for derivation in found.values()})
+        words = [arrays[number].gather() for number in (*found, *sources)]
+        digests = [digest.hex() for digest in array_digests(words)]
+        for (number, derivation), digest in zip(found.items(), digests, strict=False):
+            self._entries[number] = ArrayEntry(
+                arrays[number].dtype.name,
+                arrays[number].words,
+                digest,
+                derived=derivation.how,
+                of=derivation.of,
+                exceptions=derivation.exceptions,
+            )
+        self._seen |= dict(zip(sources, digests[len(found) :], strict=True))
         self.done_bytes = sum(arrays[number].bytes for number in self._entries)
 
     @property
@@ -232,7 +172,8 @@ class Writer:
 
     def _fits(self, array: Array, old: int) -> bool:
         entry = self._old(old)
-        return entry.data is None and (entry.dtype, entry.words) == (array.dtype.name, array.words)
+        stored = entry.data is None and entry.derived is None
+        return stored and (entry.dtype, entry.words) == (array.dtype.name, array.words)
 
     def _old(self, old: int) -> ArrayEntry:
         assert self.previous is not None
@@ -276,26 +217,65 @@ class Writer:
     def _job(self, waiting: _Waiting) -> Job:
         array = self.snapshot.arrays[waiting.number]
         words = array.gather()
-        whole = Job(array.key, words, array.dtype)
-        if waiting.old is None or self.previous is None or not self.previous.deltas:
-            return whole
-        stored = self._base(waiting.old, array.key)
-        if stored is None:
-            return whole
-        try:
-            base = stored.to(words.device)
-        except torch.cuda.OutOfMemoryError as error:
-            # A save must never be what runs a training out of memory.
-            _log.warning("%s is encoded on the CPU: no room for its base: %s", array.key, error)
-            words, base = words.cpu(), stored
-        delta = choose_delta(words, base, array.dtype, profile=self.profile)
-        if delta is None:
-            return whole
-        return Job(array.key, words, array.dtype, base, delta)
+        base = self._base(waiting, array.key)
+        if base is not None:
+            try:
+                base = base.to(words.device)
+            except torch.cuda.OutOfMemoryError as error:
+                # A save must never be what runs a training out of memory.
+                _log.warning("%s is encoded on the CPU: no room for its base: %s", array.key, error)
+                words = words.cpu()
+        beside = self._companions(waiting.number) if knows_more(words, array.dtype) else {}
+        companions = list(beside.values())
+        coding = choose_coding(
+            words,
+            array.dtype,
+            base=base,
+            companions=companions,
+            columns=self._columns.get(waiting.number, 0),
+            profile=self.profile,
+        )
+        if coding.delta is not None:
+            return Job(array.key, words, array.dtype, base, coding.delta)
+        if coding.companion is None:
+            return Job(array.key, words, array.dtype, columns=coding.columns)
+        number, companion = list(beside.items())[coding.companion]
+        self._beside[waiting.number] = number
+        (digest,) = array_digests([companion.words])
+        self._see(number, digest.hex())
+        return Job(array.key, words, array.dtype, beside=companion)
 
-    def _base(self, old: int, key: str) -> Tensor | None:
+    def _companions(self, number: int) -> dict[int, Companion]:
+        """Arrays whose exponents may be the context of array `number`."""
+        arrays = self.snapshot.arrays
+        if not arrays[number].dtype.is_float or number in self._beside.values():
+            return {}
+
+        def allowed(other: int) -> bool:
+            entry = self._entries.get(other)
+            return other not in self._beside and (entry is None or entry.derived is None)
+
+        return {
+            other: Companion(arrays[other].gather(), arrays[other].dtype)
+            for other in self._kin.companions(number, allowed)
+        }
+
+    def _see(self, number: int, digest: str) -> None:
+        """Remember what an array was when others were coded with it."""
+        if self._seen.setdefault(number, digest) != digest:
+            raise self._changed(number)
+
+    def _changed(self, number: int) -> CodecError:
+        return CodecError(
+            f"{self.snapshot.arrays[number].key}: the tensor was changed while it was being "
+            "saved; nothing was written. Do not change a state before its save returns"
+        )
+
+    def _base(self, waiting: _Waiting, key: str) -> Tensor | None:
         """The words of a base, if they are the ones its digest was taken of."""
-        assert self.previous is not None
+        old = waiting.old
+        if old is None or self.previous is None or not self.previous.deltas:
+            return None
         words = self.previous.words(old)
         if words is None:
             return None
@@ -310,7 +290,8 @@ class Writer:
         at = (0, len(self.stream.records) - 1)
         words, digest = result.record.words, result.digest.hex()
         if job.delta is None or waiting.old is None:
-            entry = ArrayEntry(job.dtype.name, words, digest, at=at)
+            beside = self._beside.get(waiting.number)
+            entry = ArrayEntry(job.dtype.name, words, digest, at=at, context=beside)
         else:
             old = self._old(waiting.old)
             entry = ArrayEntry(
@@ -343,7 +324,7 @@ class Writer:
             shards: where the shard was put.
             meta: for people.
         """
-        arrays = tuple(self._entries[number] for number in range(len(self.snapshot.arrays)))
+        arrays = self._arrays()
         needs = tuple(self._needs)
         previous = None if self.previous is None else self.previous.manifest.id
         base = next((i for i, need in enumerate(needs) if need.id == previous), None)
@@ -366,11 +347,27 @@ class Writer:
             meta=dict(meta or {}),
         )
 
+    def _arrays(self) -> tuple[ArrayEntry, ...]:
+        """All entries; an array is as deep as the one it is read with."""
+        for number, digest in self._seen.items():
+            if self._entries[number].digest != digest:
+                raise self._changed(number)
+        depths = {number: entry.depth for number, entry in self._entries.items()}
+        for number in (n for n, e in self._entries.items() if e.context is not None):
+            depths[number] = depths[self._entries[number].context or 0]
+        for number, entry in self._entries.items():
+            if entry.of is not None:
+                depths[number] = depths[entry.of]
+        count = len(self.snapshot.arrays)
+        return tuple(replace(self._entries[n], depth=depths[n]) for n in range(count))
+
     def _requires(self, arrays: tuple[ArrayEntry, ...]) -> tuple[str, ...]:
         codecs = {f"codec:{CODEC_NAMES[int(codec)]}" for codec in set(self.stream.rows["codec"])}
         layouts = {f"layout:{record.layout.name.lower()}" for record in self.stream.records}
         deltas = {f"delta:{array.delta}" for array in arrays if array.delta}
-        return tuple(sorted(codecs | layouts | deltas))
+        derived = {f"derived:{array.derived}" for array in arrays if array.derived}
+        contexts = {"context:exponent" for array in arrays if array.context is not None}
+        return tuple(sorted(codecs | layouts | deltas | derived | contexts))
 
 
 def _inline(array: Array) -> ArrayEntry:

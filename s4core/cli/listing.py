@@ -12,7 +12,7 @@ from s4core import format as shard_format
 from s4core.cli.table import human_bytes, print_table, ratio
 from s4core.errors import FormatError, KeyNotFoundError, S4Error
 from s4core.format import FOOTER_BYTES, HEADER_BYTES, MAGIC
-from s4core.manifest import Manifest, parse
+from s4core.manifest import ArrayEntry, Manifest, parse
 from s4core.refs import STORE_DIRECTORY, list_refs, parse_ref, split_url
 from s4core.repository import Repository
 from s4core.stores import Store, open_store
@@ -127,10 +127,14 @@ def _facts(m: Manifest) -> list[tuple[str, str]]:
     ]
 
 
+def _kind_of(array: ArrayEntry) -> str:
+    return "same" if array.same else "inline" if array.data else "whole"
+
+
 def _print_classes(m: Manifest) -> None:
     counts: dict[tuple[str, str], list[int]] = {}
     for array in m.arrays:
-        how = array.delta or ("same" if array.same else "inline" if array.data else "whole")
+        how = array.delta or array.derived or _kind_of(array)
         line = counts.setdefault((array.dtype, how), [0, 0])
         line[0] += 1
         line[1] += array.bytes

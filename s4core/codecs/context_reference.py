@@ -81,13 +81,17 @@ def plain_bytes(plane: Plane, sub_blocks: int) -> int:
 
 
 def _scaled(counts: Table) -> Table:
-    """Frequencies of one bucket with sum 2^11; an empty bucket holds symbol 0 alone."""
+    """Frequencies of one bucket, sum 2^11, rounded; an empty bucket holds symbol 0 alone."""
     if not counts.any():
         return np.array([_M] + [0] * 255, dtype=np.int64)
-    present = counts > 0
-    share = counts * (_M - int(present.sum())) // int(counts.sum())
-    frequency = np.where(present, 1 + share, 0)
-    frequency[int(np.argmax(counts))] += _M - int(frequency.sum())
+    total = int(counts.sum())
+    frequency: Table = np.where(
+        counts > 0, np.maximum(1, (2 * _M * counts + total) // (2 * total)), 0
+    )
+    left = _M - int(frequency.sum())
+    frequency[int(np.argmax(counts))] += max(0, left)
+    for _ in range(-left):
+        frequency[int(np.argmax(frequency))] -= 1
     return frequency
 
 

@@ -6,12 +6,13 @@ are checked before anything is fetched or allocated on their word.
 
     model    what a manifest holds        rules    what it must fulfil
     write    dump                         read     parse
-    fields   strict JSON, typed values
+    fields   strict JSON, typed values        companions   rules between arrays of a manifest
 """
 
 from s4core.manifest.fields import Fields, loads_strict
 from s4core.manifest.model import (
     DELTAS,
+    DERIVATIONS,
     INLINE_BYTES,
     ArrayEntry,
     Json,
@@ -26,6 +27,7 @@ from s4core.manifest.write import dump
 
 __all__ = [
     "DELTAS",
+    "DERIVATIONS",
     "INLINE_BYTES",
     "ArrayEntry",
     "Fields",

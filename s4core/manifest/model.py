@@ -10,6 +10,7 @@ from s4core import dtypes
 
 __all__ = [
     "DELTAS",
+    "DERIVATIONS",
     "FORMAT",
     "INLINE_BYTES",
     "VERSION",
@@ -29,6 +30,8 @@ VERSION: Final = 1
 # manifest: an index record and a ranged get would cost more than they hold.
 INLINE_BYTES: Final = 64
 DELTAS: Final = ("xor", "zigzag")
+# How an array may follow from another one of the same manifest (FORMAT.md, section 7.1).
+DERIVATIONS: Final = ("copy", "rne")
 
 
 @dataclass(frozen=True)
@@ -51,17 +54,21 @@ class ShardEntry:
 class ArrayEntry:
     """Where the words of one array are.
 
-    Exactly one of `at`, `same` and `data` is set.
+    Exactly one of `at`, `same`, `data` and `derived` is set.
 
     Attributes:
         dtype: torch's name.
         words: number of words.
         digest: of the original words, 32 hex digits.
-        depth: number of deltas that lie under the array.
+        depth: number of deltas that lie under the array, and under what it is read with.
         at: (shard, entry in its index).
         delta: `xor` or `zigzag`; then `base` is (need, array) and `base_digest` its digest.
         same: (need, array): equal to that array.
         data: the words themselves, at most 64 bytes.
+        context: with `at` and no delta: the array of this manifest that gives the contexts.
+        derived: `copy` or `rne`: what makes it of the array `of` of this manifest.
+        of: number of that array.
+        exceptions: a u64 position and the word for each that differs.
     """
 
     dtype: str
@@ -74,6 +81,15 @@ class ArrayEntry:
     base_digest: str | None = None
     same: tuple[int, int] | None = None
     data: bytes | None = None
+    context: int | None = None
+    derived: str | None = None
+    of: int | None = None
+    exceptions: bytes = b""
+
+    @property
+    def companion(self) -> int | None:
+        """The array of the same manifest that it cannot be read without."""
+        return self.of if self.context is None else self.context
 
     @property
     def bytes(self) -> int:

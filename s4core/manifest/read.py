@@ -12,6 +12,7 @@ from s4core.format import CODEC_NAMES
 from s4core.manifest.fields import Fields, loads_strict
 from s4core.manifest.model import (
     DELTAS,
+    DERIVATIONS,
     FORMAT,
     VERSION,
     ArrayEntry,
@@ -30,6 +31,8 @@ _KNOWN: Final = frozenset(
     {f"codec:{name}" for name in CODEC_NAMES.values()}
     | {f"layout:{layout.name.lower()}" for layout in Layout}
     | {f"delta:{kind}" for kind in DELTAS}
+    | {f"derived:{how}" for how in DERIVATIONS}
+    | {"context:exponent"}
 )
 
 
@@ -128,6 +131,10 @@ def _array(value: Json, where: str) -> ArrayEntry:
         base_digest=r.optional("base_digest", r.text),
         same=r.optional("same", r.pair),
         data=r.optional("data", lambda key: _base64(r, key)),
+        context=r.optional("context", r.number),
+        derived=r.optional("derived", r.text),
+        of=r.optional("of", r.number),
+        exceptions=r.optional("exceptions", lambda key: _base64(r, key)) or b"",
     )
 
 

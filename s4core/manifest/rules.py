@@ -7,6 +7,7 @@ from typing import Final
 
 from s4core import dtypes
 from s4core.errors import FormatError, StateError, VersionError
+from s4core.manifest.companions import validate_companion
 from s4core.manifest.model import DELTAS, INLINE_BYTES, ArrayEntry, Manifest, TensorEntry
 
 __all__ = ["check_id", "validate"]
@@ -45,6 +46,8 @@ def validate(m: Manifest, where: str) -> None:
         _validate_key(shard.key, f"{where}: shards[{number}]")
     for number, array in enumerate(m.arrays):
         _validate_array(array, m, f"{where}: arrays[{number}]")
+    for number, array in enumerate(m.arrays):
+        validate_companion(array, m, f"{where}: arrays[{number}]")
     depth = max((array.depth for array in m.arrays), default=0)
     if m.depth != depth:
         raise FormatError(f"{where}: depth {m.depth}: the arrays' largest is {depth}")
@@ -72,8 +75,8 @@ def _validate_array(a: ArrayEntry, m: Manifest, where: str) -> None:
     _check_digest(a.digest, where)
     if a.depth > MAX_DEPTH:
         raise FormatError(f"{where}: depth {a.depth}: at most {MAX_DEPTH}")
-    if [a.at, a.same, a.data].count(None) != 2:
-        raise FormatError(f"{where}: expected exactly one of at, same and data")
+    if [a.at, a.same, a.data, a.derived].count(None) != 3:
+        raise FormatError(f"{where}: expected exactly one of at, same, data and derived")
     if a.at is not None and a.at[0] >= len(m.shards):
         raise FormatError(f"{where}: at shard {a.at[0]}: there are {len(m.shards)}")
     _validate_delta(a, where)
@@ -90,7 +93,7 @@ def _validate_delta(a: ArrayEntry, where: str) -> None:
     if a.delta is None:
         if a.base is not None or a.base_digest is not None:
             raise FormatError(f"{where}: a base without a delta")
-        if a.depth and a.same is None:
+        if a.depth and a.same is None and a.companion is None:
             raise FormatError(f"{where}: depth {a.depth} without a delta")
         return
     if a.delta not in DELTAS:

@@ -67,6 +67,10 @@ def _array_to_json(a: ArrayEntry) -> Json:
         "base": a.base and list(a.base),
         "base_digest": a.base_digest,
         "same": a.same and list(a.same),
+        "context": a.context,
+        "derived": a.derived,
+        "of": a.of,
+        "exceptions": base64.b64encode(a.exceptions).decode("ascii") or None,
     }
     return found | {key: value for key, value in optional.items() if value is not None}
 

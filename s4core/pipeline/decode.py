@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from s4core import digests, kernels
+from s4core.codecs import CodecId, context_bytes
 from s4core.digests import Buffer
 from s4core.dtypes import DType
 from s4core.errors import ChecksumError, FormatError
 from s4core.format import ArrayRecord
 from s4core.kernels import DecodeItem
+from s4core.pipeline.choose import Companion
 from s4core.pipeline.host import decode_chunk
 from s4core.pipeline.threads import map_chunks
 from s4core.pipeline.where import gpu_takes
@@ -56,6 +58,8 @@ class Task:
         dtype: of the elements.
         out: 1-D, contiguous, of the array's size, on any device.
         digest: of the original words, 32 hex digits.
+        beside: the array whose exponents are the context of the first step; its words must
+            be there before `decompress` is called.
     """
 
     where: str
@@ -63,6 +67,7 @@ class Task:
     dtype: DType
     out: Tensor
     digest: str
+    beside: Companion | None = None
 
     @property
     def bytes(self) -> int:
@@ -201,7 +206,14 @@ class _ChunkWork:
         """The work on the chunks of one step of a task."""
         into, base = pair.at(level)
         step = task.steps[level]
-        return cls(step, task.dtype, into, base if step.delta else None)
+        if not (step.rows["codec"] == CodecId.RANS_CTX).any():
+            return cls(step, task.dtype, into, base if step.delta else None)
+        if step.delta and task.dtype.is_float:
+            return cls(step, task.dtype, into, base, (base, task.dtype))
+        if task.beside is None or level:
+            return cls(step, task.dtype, into, base if step.delta else None)
+        beside = (byte_view(task.beside.words.cpu()), task.beside.dtype)
+        return cls(step, task.dtype, into, None, beside)
 
     def __init__(
         self,
@@ -209,8 +221,10 @@ class _ChunkWork:
         dtype: DType,
         out: NDArray[np.uint8],
         base: NDArray[np.uint8] | None,
+        beside: tuple[NDArray[np.uint8], DType] | None = None,
     ) -> None:
         self._step, self._dtype, self._out, self._base = step, dtype, out, base
+        self._beside = beside
         self.chunks = step.record.chunks
         self._payload = digests.flat(step.payload)
         ends = np.cumsum(step.rows["length"], dtype=np.int64)
@@ -227,6 +241,7 @@ class _ChunkWork:
         size = record.chunk_words * record.word_bytes
         part = slice(chunk * size, (chunk + 1) * size)
         base = None if self._base is None else self._base[part]
+        context = self._context(chunk)
         try:
             decode_chunk(
                 encoded,
@@ -235,9 +250,19 @@ class _ChunkWork:
                 self._out[part],
                 base=base,
                 kind=self._step.delta,
+                context=context,
             )
         except FormatError as error:
             raise type(error)(f"{self._step.where}, chunk {chunk}: {error}") from error
+
+    def _context(self, chunk: int) -> NDArray[np.uint8] | None:
+        """The context byte of each word of a chunk."""
+        if self._beside is None:
+            return None
+        words, dtype = self._beside
+        first = chunk * self._step.record.chunk_words
+        last = first + self._step.record.words_in_chunk(chunk)
+        return context_bytes(words[first * dtype.word_bytes : last * dtype.word_bytes], dtype)
 
     def _checked(self, number: int) -> tuple[int, int, memoryview]:
         row = self._step.rows[number]

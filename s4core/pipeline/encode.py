@@ -17,15 +17,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from s4core import digests, dtypes, kernels
-from s4core.codecs import EncodedPlane
+from s4core.codecs import NO_SIDE, EncodedPlane, Side, context_bytes
 from s4core.digests import Buffer
-from s4core.dtypes import DType, Layout
+from s4core.dtypes import Chunking, DType, Layout
 from s4core.errors import CodecError, CodecUnavailableError
 from s4core.format import BLOB_DTYPE, ArrayRecord
 from s4core.kernels import DeviceItem
+from s4core.pipeline.choose import Companion
 from s4core.pipeline.host import decode_chunk, encode_chunk
 from s4core.pipeline.threads import map_chunks
-from s4core.pipeline.where import gpu_takes
+from s4core.pipeline.where import gpu_takes, knows_more
 from s4core.pipeline.words import byte_view, words_of
 
 _log = logging.getLogger(__name__)
@@ -44,6 +45,9 @@ class Job:
         dtype: of the elements.
         base: words of the base, same size, same device; None: stored whole.
         delta: `xor` or `zigzag` with a base.
+        beside: the array whose exponents are the context of an array that is stored whole;
+            the context of a delta is its base.
+        columns: width of the matrix for `rans.grid`, 0: none.
     """
 
     name: str
@@ -51,6 +55,21 @@ class Job:
     dtype: DType
     base: Tensor | None = None
     delta: str | None = None
+    beside: Companion | None = None
+    columns: int = 0
+
+    @property
+    def companion(self) -> Companion | None:
+        """The array whose exponents are the context, if it has one and may use it."""
+        if self.base is None or not knows_more(self.words, self.dtype):
+            return self.beside
+        return Companion(self.base, self.dtype)
+
+    @property
+    def chunking(self) -> Chunking:
+        """Sizes of its chunks and sub-blocks."""
+        known = self.companion is not None or self.columns > 0
+        return dtypes.chunking(words_of(self.words, self.dtype), contexts=known)
 
 
 @dataclass(frozen=True)
@@ -86,7 +105,7 @@ def record_for(job: Job, profile: str) -> ArrayRecord:
     word_bytes = job.dtype.word_bytes
     return ArrayRecord(
         words=words,
-        chunk_words=dtypes.chunking(words).chunk_words,
+        chunk_words=job.chunking.chunk_words,
         layout=layout,
         word_bytes=word_bytes,
         planes=dtypes.plane_count(layout, word_bytes, job.dtype.exponent_bits),
@@ -144,7 +163,7 @@ def _device_item(job: Job, record: ArrayRecord) -> DeviceItem:
         dtype=job.dtype,
         layout=record.layout,
         chunk_words=record.chunk_words,
-        sub_block=dtypes.chunking(record.words).sub_block,
+        sub_block=job.chunking.sub_block,
         base=job.base,
         delta=job.delta,
     )
@@ -188,25 +207,47 @@ class _ChunkWork:
     record: ArrayRecord
     words: NDArray[np.uint8]
     base: NDArray[np.uint8] | None
+    companion: NDArray[np.uint8] | None
     verify: bool
 
     @classmethod
     def of(cls, job: Job, record: ArrayRecord, verify: bool) -> _ChunkWork:
         """The work on the chunks of one job."""
         base = None if job.base is None else byte_view(job.base.cpu())
-        return cls(job, record, byte_view(job.words.cpu()), base, verify)
+        beside = job.companion
+        # Arrays of fewer than 1024 bytes have no planes that a context could serve.
+        usable = beside is not None and record.layout is not Layout.WORDS
+        companion = byte_view(beside.words.cpu()) if beside is not None and usable else None
+        return cls(job, record, byte_view(job.words.cpu()), base, companion, verify)
+
+    def _side(self, chunk: int) -> Side:
+        """What is known beside the words of one chunk."""
+        first, beside = chunk * self.record.chunk_words, self.job.companion
+        if self.companion is not None and beside is not None:
+            size = beside.dtype.word_bytes
+            last = first + self.record.words_in_chunk(chunk)
+            context = context_bytes(self.companion[first * size : last * size], beside.dtype)
+            return Side(context=context)
+        columns = self.job.columns if self.record.layout is Layout.FLOAT else 0
+        return Side(columns=columns, first=first % columns) if columns else NO_SIDE
 
     def __call__(self, chunk: int) -> _Chunk:
         size = self.record.chunk_words * self.record.word_bytes
         part = slice(chunk * size, (chunk + 1) * size)
         words = self.words[part]
         base = None if self.base is None else self.base[part]
-        sub_block = dtypes.chunking(self.record.words).sub_block
+        side = self._side(chunk)
         encoded = encode_chunk(
-            words, self.job.dtype, self.record.layout, sub_block, base=base, kind=self.job.delta
+            words,
+            self.job.dtype,
+            self.record.layout,
+            self.job.chunking.sub_block,
+            base=base,
+            kind=self.job.delta,
+            side=side,
         )
         if self.verify:
-            self._compare(chunk, words, base, encoded)
+            self._compare(chunk, words, base, encoded, side)
         rows = np.zeros(len(encoded), BLOB_DTYPE)
         for row, plane in zip(rows, encoded, strict=True):
             row["checksum"] = digests.checksum(plane.data)
@@ -220,11 +261,18 @@ class _ChunkWork:
         words: NDArray[np.uint8],
         base: NDArray[np.uint8] | None,
         encoded: list[EncodedPlane],
+        side: Side,
     ) -> None:
         again = _scratch(len(words))
         planes = [(plane.codec, plane.param, plane.data) for plane in encoded]
         decode_chunk(
-            planes, self.job.dtype, self.record.layout, again, base=base, kind=self.job.delta
+            planes,
+            self.job.dtype,
+            self.record.layout,
+            again,
+            base=base,
+            kind=self.job.delta,
+            context=side.context,
         )
         if not np.array_equal(words, again):
             first = int(np.flatnonzero(words != again)[0])

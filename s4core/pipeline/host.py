@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from s4core import codecs, delta, planes
-from s4core.codecs import EncodedPlane
+from s4core.codecs import NO_SIDE, EncodedPlane, Side
 from s4core.digests import Buffer
 from s4core.dtypes import DType, Layout
 
@@ -28,6 +28,7 @@ def encode_chunk(
     *,
     base: _Bytes | None = None,
     kind: str | None = None,
+    side: Side = NO_SIDE,
 ) -> list[EncodedPlane]:
     """Encode one chunk.
 
@@ -38,6 +39,7 @@ def encode_chunk(
         sub_block: symbols in a rANS sub-block.
         base: the base's bytes, same shape, for a delta.
         kind: `xor` or `zigzag`, for a delta.
+        side: what is known beside the words.
 
     Returns:
         One encoded plane for each plane of the layout.
@@ -51,6 +53,7 @@ def encode_chunk(
         base=base,
         delta=cast(_Kind | None, kind),
         is_float=dtype.is_float,
+        side=side,
     )
 
 
@@ -62,10 +65,12 @@ def decode_chunk(
     *,
     base: _Bytes | None = None,
     kind: str | None = None,
+    context: _Bytes | None = None,
 ) -> None:
     """Decode one chunk into `out`, uint8, shape (bytes of the chunk,).
 
-    The blobs' checksums must have been checked.
+    `context` holds the context byte of each word, where the array has them. The blobs'
+    checksums must have been checked.
 
     Raises:
         FormatError: a blob is not what its codec writes.
@@ -82,6 +87,7 @@ def decode_chunk(
         base=base,
         delta=cast(_Kind | None, kind),
         is_float=dtype.is_float,
+        context=context,
     )
 
 

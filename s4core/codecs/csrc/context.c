@@ -38,21 +38,31 @@ static void count_joint(const s4_bucketed *from, tables *t)
         t->count[from->buckets[i]][from->symbols[i]]++;
 }
 
+static int highest(const uint32_t values[256])
+{
+    int at = 0;
+    for (int s = 1; s < 256; s++)
+        at = values[s] > values[at] ? s : at;
+    return at;
+}
+
+/* Rounded, at least 1; what the sum is short of goes to the most frequent symbol, what it is too
+ * much is taken, one by one, from whichever is the largest then. */
 static void scale(const uint32_t count[256], uint32_t frequency[256])
 {
     uint64_t total = 0;
-    uint32_t present = 0, left = M;
-    int most = 0;
-    for (int s = 0; s < 256; s++) {
+    int32_t left = (int32_t)M;
+    for (int s = 0; s < 256; s++)
         total += count[s];
-        present += count[s] != 0;
-        most = count[s] > count[most] ? s : most;
-    }
     for (int s = 0; s < 256; s++) {
-        frequency[s] = count[s] ? 1 + (uint32_t)((uint64_t)count[s] * (M - present) / total) : 0;
-        left -= frequency[s];
+        uint32_t f = count[s] ? (uint32_t)((2ull * M * count[s] + total) / (2 * total)) : 0;
+        frequency[s] = count[s] && !f ? 1 : f;
+        left -= (int32_t)frequency[s];
     }
-    frequency[most] += left;
+    if (left > 0)
+        frequency[highest(count)] += (uint32_t)left;
+    for (; left < 0; left++)
+        frequency[highest(frequency)]--;
 }
 
 static uint64_t cost_of_bucket(const uint32_t count[256], const uint32_t frequency[256])
