@@ -25,15 +25,12 @@ _PACKAGES: Final = ("lightning", "pytorch_lightning", "lightning_fabric")
 
 def when_imported(actions: dict[str, Action]) -> None:
     """Call each action with its module, as soon as that has been imported."""
-    waiting = {}
     for name, action in actions.items():
         module = sys.modules.get(name)
         if module is None:
-            waiting[name] = action
+            _watcher.wait_for(name, action)
         else:
             action(module)
-    if waiting:
-        sys.meta_path.insert(0, _Watcher(waiting))
 
 
 def installed(package: str) -> bool:
@@ -56,10 +53,16 @@ def require_lightning(what: str) -> None:
 
 
 class _Watcher(MetaPathFinder):
-    """Finds the modules in `waiting` as others would, so as to know when they are loaded."""
+    """Finds the modules that are waited for as others would, so as to know of their loading."""
 
-    def __init__(self, waiting: dict[str, Action]) -> None:
-        self.waiting = waiting
+    def __init__(self) -> None:
+        self.waiting: dict[str, list[Action]] = {}
+
+    def wait_for(self, name: str, action: Action) -> None:
+        """Call `action` when the module has been loaded."""
+        self.waiting.setdefault(name, []).append(action)
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -74,8 +77,7 @@ class _Watcher(MetaPathFinder):
 
     def loaded(self, module: ModuleType) -> None:
         """Do what waited for `module`, and end the wait when it was the last."""
-        action = self.waiting.pop(module.__name__, None)
-        if action is not None:
+        for action in self.waiting.pop(module.__name__, []):
             action(module)
         if not self.waiting and self in sys.meta_path:
             sys.meta_path.remove(self)
@@ -104,3 +106,6 @@ class _Loader(Loader):
             module.__spec__.loader = self.loader
         self.loader.exec_module(module)
         self.watcher.loaded(module)
+
+
+_watcher: Final = _Watcher()  # one: two would ask each other for ever

@@ -60,6 +60,8 @@ class Remote:
         if not _is_remote(directory):
             found: set[str] = super()._find_last_checkpoints(trainer)  # type: ignore[misc]
             return found
+        if not self._fs.exists(directory):
+            return set()
         pattern = re.compile(rf"{re.escape(self.CHECKPOINT_NAME_LAST)}(-\d+)?")  # type: ignore[attr-defined]
         return {
             self._fs.unstrip_protocol(name)

@@ -99,19 +99,19 @@ class Session:
     def _committed(self, info: CheckpointInfo) -> None:
         _log.info("%s", _summary(info))
         self.history.append(info)
-        self._source = None
+        self._release(info)
+
+    def _release(self, info: CheckpointInfo) -> None:
+        """Let go of the resume source, now that a newer checkpoint is committed."""
+        source, self._source = self._source, None
+        directory = None if source is None else split_url(source)[0].url
+        if directory in self._runs and directory != split_url(info.url)[0].url:
+            # Its own run would protect it until it commits something itself.
+            _close(self._runs.pop(directory))
         waiting, self._waiting = self._waiting, []
         for where in waiting:
             if where != info.url:  # that name holds the newer checkpoint now
-                self._release(where, info)
-
-    def _release(self, where: str, info: CheckpointInfo) -> None:
-        """Remove the resume source, now that a newer checkpoint is committed, anywhere."""
-        directory = split_url(where)[0].url
-        if directory != split_url(info.url)[0].url and directory in self._runs:
-            # A run protects its resume source until it has committed something itself.
-            _close(self._runs.pop(directory))
-        self._remove(where)
+                self._remove(where)
 
     def load(self, where: str, map_location: Any, *, weights_only: bool) -> Any:
         """Load a checkpoint, an S4 one or a plain one of another tool.

@@ -67,10 +67,10 @@ def stored(place: str) -> tuple[set[str], set[str], set[str]]:
     return names, below["manifests"], below["shards"]
 
 
-def needed(place: str) -> set[str]:
+def needed(place: str, *, shallow: bool = False) -> set[str]:
     """The ids of the checkpoints that the refs at `place` stand on, each followed by hand."""
     store, found = open_store(place), set()
-    names = [entry.key for entry in store.list() if not entry.key.startswith(".s4/")]
+    names = [e.key for e in store.list(shallow=shallow) if not e.key.startswith(".s4/")]
     waiting = [json.loads(store.get(name))["checkpoint"] for name in names]
     while waiting:
         identity = waiting.pop()
