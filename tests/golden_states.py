@@ -16,7 +16,7 @@ import torch
 
 from s4core import dtypes
 
-__all__ = ["FILES", "RUN_STEPS", "run_state"]
+__all__ = ["FILES", "MOMENT_STEPS", "RUN_STEPS", "moments_state", "run_state"]
 
 
 def _bytes(seed: int, count: int) -> np.ndarray:
@@ -123,4 +123,58 @@ def run_state(step: int) -> dict[str, Any]:
     }
 
 
-FILES = {"dtypes.s4": every_dtype, "codecs.s4": every_codec, "nodes.s4": every_node}
+def every_derivation() -> dict[str, torch.Tensor]:
+    """float32 words, what they round to, with exceptions, and a copy."""
+    count = 3000
+    random = np.random.RandomState(70)
+    high = weights(71, count).view(torch.int16).numpy().view("<u2").astype("<u4")
+    words = high << 16 | random.randint(0, 1 << 16, count).astype("<u4")
+    rounded = ((words + 0x7FFF + (words >> 16 & 1)) >> 16).astype("<u2")
+    rounded[[5, 2999]] = 0x7FFF, 0x8000
+    master = _tensor(words, torch.float32)
+    # Exponents of float16's normal numbers, mantissas that fit: no rounding.
+    normal = (words & np.uint32(0x807FE000)) | np.uint32(0x3A800000)
+    half = ((normal >> 16 & 0x8000) | ((normal & 0x7FFFFFFF) - 0x38000000) >> 13).astype("<u2")
+    return {
+        "bfloat16": _tensor(rounded, torch.bfloat16),
+        "master": master,
+        "copy": master.clone(),
+        "normal": _tensor(normal, torch.float32),
+        "float16": _tensor(half, torch.float16),
+    }
+
+
+MOMENT_STEPS = (1, 2)
+
+
+def moments_state(step: int) -> dict[str, Any]:
+    """Weights that drift by their exponents, and two moments with scales of rows and columns."""
+    rows, columns = 150, 140
+    count = rows * columns
+    random = np.random.RandomState(80)
+    scale = random.randint(0, 12, (rows, 1)) + random.randint(0, 12, columns)
+    second = (70 + scale).ravel() + random.randint(0, 2, count)
+    first = (95 + second // 2) + random.randint(0, 2, count)
+    drift = weights(81, count).view(torch.int16).numpy().view("<u2").astype("<i8")
+    for past in range(2, step + 1):
+        step_size = 1 << (120 - (drift >> 7 & 0xFF)).clip(0, 6)
+        drift += (_bytes(80 + past, count).astype("<i8") % 5 - 2) * step_size // 8
+    mantissa = _bytes(90, 2 * count).astype("<u2") & 0x7F
+    sign = (_bytes(91, count).astype("<u2") & 1) << 15
+    return {
+        "w": _tensor(drift.astype("<u2"), torch.bfloat16).view(rows, columns),
+        "exp_avg": _tensor(
+            (sign | first << 7 | mantissa[:count]).astype("<u2"), torch.bfloat16
+        ).view(rows, columns),
+        "exp_avg_sq": _tensor((second << 7 | mantissa[count:]).astype("<u2"), torch.bfloat16).view(
+            rows, columns
+        ),
+    }
+
+
+FILES = {
+    "dtypes.s4": every_dtype,
+    "codecs.s4": every_codec,
+    "nodes.s4": every_node,
+    "derived.s4": every_derivation,
+}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from bits import assert_same_state
-from golden_states import FILES, RUN_STEPS, run_state
+from golden_states import FILES, MOMENT_STEPS, RUN_STEPS, moments_state, run_state
 
 import s4weights
 from s4core.checkpoint import open_reader
@@ -24,17 +24,26 @@ def test_the_golden_run_of_version_1_is_read(step: int) -> None:
     assert_same_state(run_state(step), s4weights.load_checkpoint(V1 / "run", step=step))
 
 
+@pytest.mark.parametrize("step", MOMENT_STEPS)
+def test_the_golden_moments_of_version_1_are_read(step: int) -> None:
+    assert_same_state(moments_state(step), s4weights.load_checkpoint(V1 / "moments", step=step))
+
+
 def test_the_golden_files_hold_every_codec_layout_and_delta_of_version_1() -> None:
     readers = [open_reader(V1 / name) for name in FILES]
     readers += [open_reader(V1 / "run" / f"step-{step:08d}.ckpt") for step in RUN_STEPS]
-    found = {name for reader in readers for name in reader.manifest.requires}
-    codecs = {"raw", "const", "bitpack", "rans", "zstd"}
+    moments = [open_reader(V1 / "moments" / f"step-{step:08d}.ckpt") for step in MOMENT_STEPS]
+    found = {name for reader in readers + moments for name in reader.manifest.requires}
+    codecs = {"raw", "const", "bitpack", "rans", "rans.ctx", "rans.grid", "zstd"}
     assert found == {f"codec:{codec}" for codec in codecs} | {
         "layout:words",
         "layout:float",
         "layout:bytes",
         "delta:xor",
         "delta:zigzag",
+        "derived:copy",
+        "derived:rne",
+        "context:exponent",
     }
     last = readers[-1].manifest
     kinds = {tensor.path: last.arrays[tensor.array] for tensor in last.tensors}

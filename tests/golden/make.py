@@ -11,16 +11,26 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from golden_states import FILES, RUN_STEPS, run_state  # noqa: E402
+from golden_states import (  # noqa: E402
+    FILES,
+    MOMENT_STEPS,
+    RUN_STEPS,
+    moments_state,
+    run_state,
+)
 
 import s4weights  # noqa: E402
 from s4core.format import VERSION  # noqa: E402
 
 target = HERE / f"v{VERSION}"
-if any(target.glob("*.s4")):
-    raise SystemExit(f"{target} has golden files: they are written once and read for ever")
 target.mkdir(exist_ok=True)
 for name, state in FILES.items():
-    s4weights.save(state(), target / name)
-for step in RUN_STEPS:
-    s4weights.save_checkpoint(run_state(step), target / "run", step=step)
+    if not (target / name).exists():
+        s4weights.save(state(), target / name)
+for name, steps, state_of in (
+    ("run", RUN_STEPS, run_state),
+    ("moments", MOMENT_STEPS, moments_state),
+):
+    if not (target / name).exists():
+        for step in steps:
+            s4weights.save_checkpoint(state_of(step), target / name, step=step)
