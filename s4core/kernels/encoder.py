@@ -56,7 +56,7 @@ def encode(
     Args:
         items: the arrays, on any CUDA devices.
         verify: decode every chunk again on the device and compare it with its words.
-        scratch_bytes: device memory to use beside the arrays, on each device; None: 2 GiB, or
+        scratch_bytes: device memory to use beside the arrays, on each device; None: 4 GiB, or
             a sixteenth of what is free if that is less.
         stream: where to run, default each device's current stream.
 
