@@ -2,6 +2,7 @@
 
     save, load                          any nested state, one self-contained file
     save_checkpoint, load_checkpoint    the next checkpoint of a run: base -> delta chain
+    estimate                            what a state would cost, whole and as a delta
     open                                a run, to save, load, list, remove, verify
     S4Error and its tree                every error raised on purpose
 
@@ -16,11 +17,13 @@ from typing import Any
 
 from s4core.checkpoint import (
     CheckpointInfo,
+    Estimate,
     MapLocation,
     Options,
     Progress,
     Run,
     SaveHandle,
+    estimate,
     load,
     save,
 )
@@ -54,6 +57,7 @@ __all__ = [
     "ChecksumError",
     "CodecError",
     "CodecUnavailableError",
+    "Estimate",
     "FormatError",
     "KeyExistsError",
     "KeyNotFoundError",
@@ -68,6 +72,7 @@ __all__ = [
     "TruncatedError",
     "VersionError",
     "__version__",
+    "estimate",
     "load",
     "load_checkpoint",
     "open",

@@ -11,10 +11,12 @@ saver       one checkpoint after another             committer   manifest, ref, 
 removal     refs at once, bytes when nobody needs    collect     garbage
 rebase      a tip written again whole                check       verify
 opening     a run by its URL                         handle      what a save gives back
+estimate    what a state would cost
 """
 
 from s4core.checkpoint.check import Finding, Verifier
 from s4core.checkpoint.collect import Sweep
+from s4core.checkpoint.estimate import Estimate, estimate
 from s4core.checkpoint.handle import CheckpointInfo, Progress, SaveHandle
 from s4core.checkpoint.opening import open_run
 from s4core.checkpoint.options import Options
@@ -24,6 +26,7 @@ from s4core.checkpoint.single import Target, export_state, load, open_reader, sa
 
 __all__ = [
     "CheckpointInfo",
+    "Estimate",
     "Finding",
     "MapLocation",
     "Options",
@@ -34,6 +37,7 @@ __all__ = [
     "Sweep",
     "Target",
     "Verifier",
+    "estimate",
     "export_state",
     "load",
     "open_reader",
