@@ -241,11 +241,13 @@ def _after(
 ) -> None:
     try:
         info = handle.result()
-        try:
-            then(info)
-        except (S4Error, OSError) as error:
-            _log.warning("%s is committed, but not what follows: %s", info.url, error)
     except Exception as error:  # noqa: BLE001  # whoever waits for the handle gets it too
         _log.error("a checkpoint was not committed: %s: %s", type(error).__name__, error)
+        settled.set()
+        return
+    try:
+        then(info)
+    except Exception:  # noqa: BLE001  # the commit stands; what follows is told
+        _log.exception("%s is committed, but older ones were not looked through", info.url)
     finally:
         settled.set()
