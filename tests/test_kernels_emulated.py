@@ -1,4 +1,4 @@
-"""The CUDA kernels, emulated on the host: the CPU codec's bytes, every bit back, nothing out of bounds."""
+"""The CUDA kernels, emulated on the host: the bytes of the CPU codec, and every bit back."""
 
 from __future__ import annotations
 
