@@ -1,6 +1,7 @@
 """One rank of a sharded training that saves and loads; started by test_dcp_ranks.py.
 
-dcp_ranks.py action@url[@file] ...     exit code 0: every action went as it must
+dcp_ranks.py done action@url[@file] ...     the file `done` gets a line for each action that
+                                            went as it must; exit code 0: all did
 
 The state is that of a model under FSDP2 with uneven shards, its AdamW after two steps,
 and values. `save` also writes the full state to `file`, by torch; `load` compares with it.
@@ -14,6 +15,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,12 +39,12 @@ FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 class Net(nn.Module):
-    """5 and 3 rows on 2 or 3 ranks: uneven shards; on 3 ranks one bias has an empty one."""
+    """5, 3 and 2 rows on 2 or 3 ranks: uneven shards, and empty ones."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        self.first = nn.Linear(7, 5)
+        self.first = nn.Linear(33, 5)
         self.second = nn.Linear(5, 3, dtype=torch.bfloat16)
         self.last = nn.Linear(3, 2)
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
@@ -63,7 +65,7 @@ class Training:
     def steps(self, count: int) -> None:
         torch.manual_seed(7)
         for _ in range(count):
-            self.net(torch.randn(4, 7)).square().sum().backward()
+            self.net(torch.randn(4, 33)).square().sum().backward()
             self.adam.step()
             self.adam.zero_grad()
 
@@ -215,16 +217,18 @@ ACTIONS: dict[str, Callable[[str, str], None]] = {
 }
 
 
-def main(*asked: str) -> None:
+def main(done: str, *asked: str) -> None:
     dist.init_process_group("gloo")
-    try:
-        for action in asked:
-            name, url, *file = action.split("@")
-            ACTIONS[name](url, file[0] if file else "")
-            if name != "killed":
-                dist.barrier()
-    finally:
-        dist.destroy_process_group()
+    for action in asked:
+        name, url, *file = action.split("@")
+        ACTIONS[name](url, file[0] if file else "")
+        if dist.get_rank() == 0:
+            with Path(done).open("a") as lines:
+                lines.write(f"{action}\n")
+        if name == "killed":
+            return
+        dist.barrier()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -170,6 +170,8 @@ def _parse(fields: Fields, describe: Describe) -> DistributedState:
             raise fields.fail(f"{item.name!r} stands twice in items")
         names.add(item.name)
         items.append(item)
+    # Nobody is told a way that leads nowhere; torch too would follow it.
+    _Nest(fields, [(item.way or (item.name,), None) for item in items]).state()
     return DistributedState(tuple(items), fields.raw("planner"))
 
 
@@ -201,11 +203,9 @@ def _tensor(entry: Fields, name: str, way: Way | None, describe: Describe) -> Di
     dtype, size = entry.text("dtype"), tuple(entry.sizes("size"))
     parts = tuple(_part(entry, item, dtype, describe) for item in entry.items("parts"))
     found = DistributedTensor(name, way, dtype, size, entry.flag("grad"), parts)
-    try:
-        is_float = dtypes.lookup(dtype).is_float
-    except StateError:
-        raise entry.fail(f"dtype {dtype!r} is not known to this release") from None
-    if found.grad and not is_float:
+    if dtype not in dtypes.BY_NAME or dtype.startswith(("qint", "quint")):
+        raise entry.fail(f"{name!r}: no tensor of dtype {dtype!r} can lie in parts")
+    if found.grad and not dtypes.lookup(dtype).is_float:
         raise entry.fail(f"{name!r}: a gradient of {dtype}")
     if not found.tiled:
         raise entry.fail(f"{name!r}: its parts do not tile a tensor of size {list(size)}")
@@ -224,6 +224,8 @@ def _part(entry: Fields, item: Node, dtype: str, describe: Describe) -> Part:
 
 def _read(reader: Reader, fields: Fields) -> Any:
     """The whole state, nested as it was, with every tensor whole."""
+    if fields.path:
+        raise fields.fail("expected as the whole tree only")
 
     def describe(number: int) -> tuple[str, tuple[int, ...]]:
         tensor = _tensor_of(reader, fields, number)
