@@ -15,6 +15,8 @@ spawned processes.
 from __future__ import annotations
 
 import os
+import threading
+import warnings
 from dataclasses import replace
 from typing import Any, Final
 
@@ -68,6 +70,7 @@ class S4CheckpointIO:
         self.options = overridden(chosen, options, "S4CheckpointIO")
         self.wait, self.weights_only = wait, weights_only
         self._session: Session | None = None
+        self._advised = False
 
     def __getstate__(self) -> dict[str, Any]:
         # Locks and clients stay in their process.
@@ -78,6 +81,17 @@ class S4CheckpointIO:
         if self._session is None or self._session.process != os.getpid():
             self._session = Session(self.options, wait=self.wait)
         return self._session
+
+    def _advise(self) -> None:
+        """Say once that `AsyncCheckpointIO`, which calls from a pool of its own, is no help."""
+        if not self._advised and threading.current_thread().name.startswith("ThreadPoolExecutor"):
+            self._advised = True
+            warnings.warn(
+                "S4CheckpointIO(wait=False) saves behind the training by itself. It is called "
+                "from a thread pool, as by AsyncCheckpointIO, which copies the whole state "
+                "first: pass it to the Trainer without a wrapper",
+                stacklevel=2,
+            )
 
     @property
     def history(self) -> list[CheckpointInfo]:
@@ -100,6 +114,7 @@ class S4CheckpointIO:
             S4Error: an earlier save failed behind the training.
         """
         where = address(path)
+        self._advise()
         if is_temporary(where):
             _save_plainly(checkpoint, where)
         else:

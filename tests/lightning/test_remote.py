@@ -12,7 +12,7 @@ import fsspec
 import pytest
 import torch
 from bits import assert_same_state
-from lightning_trainings import make_model, make_trainer, needed, stored
+from lightning_trainings import make_model, make_trainer, needed, save_every_epoch, stored
 
 import s4_lightning
 from s4_lightning import S4CheckpointIO
@@ -199,3 +199,20 @@ def test_writing_through_the_file_system_is_whole_or_not_at_all(
         fs.open(f"{bucket_path}/x", "ab")
     with pytest.raises(StoreError, match="only single checkpoints are removed"):
         fs.rm(bucket_path, recursive=True)
+
+
+def test_lightnings_own_callback_works_on_s3_where_s3fs_is_installed(
+    package: ModuleType, s3_url: str, s3_environment: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("s3fs", reason="Lightning's own ModelCheckpoint needs s3fs for s3://")
+    monkeypatch.setenv("FSSPEC_S3_ENDPOINT_URL", s3_environment.endpoint)
+    plugin = S4CheckpointIO()
+    callback = save_every_epoch(package, s3_url)
+    trainer = make_trainer(package, plugin, max_epochs=3, callbacks=[callback])
+
+    trainer.fit(make_model(package))
+
+    names, manifests, _ = stored(s3_url)
+    assert names == {"epoch=1-step=4.ckpt", "epoch=2-step=6.ckpt", "last.ckpt"}
+    assert manifests == needed(s3_url)
+    assert plugin.load_checkpoint(f"{s3_url}/last.ckpt")["global_step"] == 6
