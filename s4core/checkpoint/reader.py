@@ -17,6 +17,7 @@ from s4core.checkpoint.fetch import Request, fetch
 from s4core.checkpoint.plan import plan, stored_links
 from s4core.checkpoint.reading import Reading
 from s4core.checkpoint.shards import Shard
+from s4core.checkpoint.slices import LazyTensors, read_slice
 from s4core.errors import FormatError, KeyNotFoundError
 from s4core.format import BlobSpan
 from s4core.manifest import Manifest, TensorEntry
@@ -92,6 +93,14 @@ class Reader:
         tensors = self._place(sorted(set(chosen.values())), map_location)
         return {path: tensors[number] for path, number in chosen.items()}
 
+    def slice(self, path: str, start: int, stop: int) -> Tensor:
+        """Return elements `start` to `stop` of one tensor; see `slices.read_slice`."""
+        return read_slice(self, path, start, stop)
+
+    def lazy(self, map_location: MapLocation = None) -> LazyTensors:
+        """Return the tensors by path, each read when it is asked for."""
+        return LazyTensors(self, map_location)
+
     def array(self, number: int) -> Tensor:
         """Return the words of one array on the CPU: 1-D, of its dtype."""
         (found,) = self.arrays([number], lambda _: torch.device("cpu"))
@@ -109,7 +118,7 @@ class Reader:
             device: gives the device an array is decoded to.
         """
         nodes = plan(self.chain, wanted)
-        requests = [Request([self._span(link) for link in n.steps]) for n in nodes if n.steps]
+        requests = [Request([self.span(link) for link in n.steps]) for n in nodes if n.steps]
         fetched = fetch(requests)
         reading = Reading(self.where)
         for node in nodes:
@@ -124,13 +133,14 @@ class Reader:
         """Yield every stored array this checkpoint stands on, once: its place and its blobs."""
         seen = set()
         for link in stored_links(self.chain):
-            shard, span = self._span(link)
+            shard, span = self.span(link)
             place = (shard.where, span.offset)
             if place not in seen:
                 seen.add(place)
                 yield place, Request([(shard, span)])
 
-    def _span(self, link: Link) -> tuple[Shard, BlobSpan]:
+    def span(self, link: Link) -> tuple[Shard, BlobSpan]:
+        """Return the shard that holds a stored array, and where its blobs lie in it."""
         number, entry = link.entry.at or (0, 0)
         shard = self.shard_of(link.manifest, number)
         return shard, shard.span(entry)
@@ -138,7 +148,7 @@ class Reader:
     def _steps(self, links: Sequence[Link], payloads: Sequence[bytes]) -> list[Step]:
         steps = []
         for link, payload in zip(links, payloads, strict=True):
-            shard, span = self._span(link)
+            shard, span = self.span(link)
             _, entry = link.entry.at or (0, 0)
             rows = shard.index.blobs[span.first : span.first + span.count]
             record = shard.index.arrays[entry]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from s4core import dtypes
 from s4core.manifest import INLINE_BYTES, TensorEntry
-from s4core.pipeline import byte_view, exceptions_of, fits
+from s4core.pipeline import byte_view, exceptions_of, fits, rounded
 
 __all__ = ["Array", "Derivation", "Kin", "columns_of", "find_derivations"]
 
@@ -24,11 +24,12 @@ _SAMPLE: Final = 256
 # An array of this many bytes or fewer is not worth a reference to an equal one.
 _LEAST_COPY_BYTES: Final = 4096
 _MOST_EXCEPTIONS: Final = 1024
-# Of a sample, so many may differ before the proof is not even begun.
-_MOST_IN_SAMPLE: Final = _SAMPLE // 32
-# Arrays tried as source of a cast, and as context.
+# Words of a sample that are looked up together.
+_RUN: Final = 16
+# Arrays tried as source, and as context; and how many equal ones are few.
 _MOST_SOURCES: Final = 4
 _MOST_COMPANIONS: Final = 2
+_FEW: Final = 32
 _WORD: Final = re.compile(r"[^/._]+")
 
 
@@ -78,43 +79,58 @@ class Kin:
     """Which arrays have as many words, and whose paths are alike.
 
     A word of a path says the more the fewer arrays have it: `exp_avg` of layer 3 is nearer
-    to `exp_avg_sq` of layer 3 than to `exp_avg` of layer 4.
+    to `exp_avg_sq` of layer 3 than to `exp_avg` of layer 4. Nothing here takes time that
+    grows with the square of the number of arrays.
     """
 
     def __init__(self, arrays: Sequence[Array]) -> None:
         self.arrays = arrays
+        self.by_size: dict[int, list[int]] = defaultdict(list)
         self._words = [Counter(_WORD.findall(array.key)) for array in arrays]
-        self._holders = Counter(word for words in self._words for word in words)
-        self._by_size: dict[int, list[int]] = defaultdict(list)
+        self._holders: dict[str, list[int]] = defaultdict(list)
         for number, array in enumerate(arrays):
             if array.bytes > INLINE_BYTES:
-                self._by_size[array.words].append(number)
+                self.by_size[array.words].append(number)
+            for word in self._words[number]:
+                self._holders[word].append(number)
 
-    def likeliest(self, number: int, accept: Callable[[int], bool], most: int) -> list[int]:
-        """Return other arrays of as many words, the most alike first.
+    def companions(self, number: int, accept: Callable[[int], bool]) -> list[int]:
+        """Return arrays whose exponents may be a context for array `number`, likeliest first.
 
         Args:
             number: of the array.
-            accept: which of them count.
-            most: how many are returned.
+            accept: which others count.
         """
-        known = self.arrays[number].companion
-        if known != -1:
-            return [known] if known is not None and accept(known) else []
-        others = [o for o in self._by_size[self.arrays[number].words] if o != number and accept(o)]
-        return sorted(others, key=lambda other: (-self._alike(number, other), other))[:most]
+        array = self.arrays[number]
+        near: Iterable[int] = () if array.companion is None else (array.companion,)
+        if array.companion == -1:
+            near = self._near(number)
+        others = [
+            other
+            for other in near
+            if other != number
+            and self.arrays[other].words == array.words
+            and self.arrays[other].bytes > INLINE_BYTES
+            and self.arrays[other].dtype.is_float
+            and accept(other)
+        ]
+        return self.likeliest(number, others)[:_MOST_COMPANIONS]
+
+    def likeliest(self, number: int, others: Iterable[int]) -> list[int]:
+        """Return `others`, those with the most alike path first."""
+        return sorted(others, key=lambda other: (-self._alike(number, other), other))
+
+    def _near(self, number: int) -> set[int]:
+        """Arrays of equal size, or where these are many, those that share a rare word."""
+        equal = self.by_size[self.arrays[number].words]
+        if len(equal) <= _FEW:
+            return set(equal)
+        holders = (self._holders[word] for word in self._words[number])
+        return {other for some in holders if len(some) <= _FEW for other in some}
 
     def _alike(self, number: int, other: int) -> float:
         shared = self._words[number] & self._words[other]
-        return sum(count / self._holders[word] for word, count in shared.items())
-
-    def companions(self, number: int, accept: Callable[[int], bool]) -> list[int]:
-        """Return arrays whose exponents may be a context for array `number`."""
-        return self.likeliest(
-            number,
-            lambda other: self.arrays[other].dtype.is_float and accept(other),
-            _MOST_COMPANIONS,
-        )
+        return sum(count / len(self._holders[word]) for word, count in shared.items())
 
 
 def find_derivations(kin: Kin, targets: Iterable[int]) -> dict[int, Derivation]:
@@ -126,79 +142,102 @@ def find_derivations(kin: Kin, targets: Iterable[int]) -> dict[int, Derivation]:
         kin: of all arrays of the state.
         targets: numbers of those that may be derived.
     """
-    search = _Search(kin)
+    found: dict[int, Derivation] = {}
+    sources: set[int] = set()
     targets = list(targets)
     for how in ("rne", "copy"):
+        search = _Search(how, kin)
         for number in targets:
-            search.derive(how, number)
-    return search.found
+            if number in found or number in sources:
+                continue
+            derivation = search.derive(number, found)
+            if derivation is not None:
+                found[number] = derivation
+                sources.add(derivation.of)
+    return found
 
 
 class _Search:
-    """Samples and proofs; a sample is taken once."""
+    """Finds sources by a few words of each array, and proves them on all.
 
-    def __init__(self, kin: Kin) -> None:
-        self._kin, self._arrays = kin, kin.arrays
-        self._samples: dict[int, Tensor] = {}
-        self._sources: set[int] = set()
-        self.found: dict[int, Derivation] = {}
+    What a source's words at some places would become is kept under each run of them, so
+    that a target finds its source by a run without exceptions.
+    """
 
-    def derive(self, how: str, number: int) -> None:
-        """Derive array `number` from one of the others, if one will do."""
-        if number in self.found or number in self._sources:
-            return
+    def __init__(self, how: str, kin: Kin) -> None:
+        self._how, self._kin, self._arrays = how, kin, kin.arrays
+        self._runs: dict[tuple[int, str], dict[bytes, list[int]]] = {}
 
-        def accept(other: int) -> bool:
-            return other not in self.found and self._hopeful(how, other, number)
-
-        for other in self._kin.likeliest(number, accept, _MOST_SOURCES):
-            exceptions = self._prove(how, other, number)
+    def derive(self, number: int, found: Container[int]) -> Derivation | None:
+        """Derive array `number` from one that is not in `found`, if one will do."""
+        target = self._arrays[number]
+        least = _LEAST_COPY_BYTES if self._how == "copy" else INLINE_BYTES
+        if target.bytes <= least or target.companion is None:
+            return None
+        others = [target.companion] if target.companion != -1 else self._hopeful(number)
+        for other in [other for other in others if other not in found][:_MOST_SOURCES]:
+            exceptions = self._prove(other, number)
             if exceptions is not None:
-                self.found[number] = Derivation(how, other, exceptions)
-                self._sources.add(other)
-                return
+                return Derivation(self._how, other, exceptions)
+        return None
 
-    def _hopeful(self, how: str, other: int, number: int) -> bool:
-        source, target = self._arrays[other], self._arrays[number]
-        if target.bytes <= INLINE_BYTES or not fits(how, source.dtype, target.dtype):
-            return False
-        if how == "copy" and (target.bytes <= _LEAST_COPY_BYTES or other > number):
-            return False
-        return target.companion == other or self._seems(how, other, number)
+    def _fits(self, other: int, number: int) -> bool:
+        fit = fits(self._how, self._arrays[other].dtype, self._arrays[number].dtype)
+        return fit and (self._how == "rne" or other < number)
 
-    def _seems(self, how: str, other: int, number: int) -> bool:
-        """Whether the samples let hope."""
-        source, target = self._sample(other), self._sample(number)
-        if how == "copy":
-            size = self._arrays[number].dtype.word_bytes
-            words = byte_view(source).reshape(-1, size)
-            # What is constant costs nothing anyway.
-            varies = bool((words != words[0]).any())
-            return varies and bool((words == byte_view(target).reshape(-1, size)).all())
-        return self._exceptions(how, source, target, other, number, _MOST_IN_SAMPLE) is not None
+    def _hopeful(self, number: int) -> list[int]:
+        target = self._arrays[number]
+        key = (target.words, target.dtype.name)
+        if key not in self._runs:
+            self._runs[key] = self._index(*key)
+        if not self._runs[key]:
+            return []
+        hits: Counter[int] = Counter()
+        for run in _runs_of(_sample(target)):
+            for other in self._runs[key].get(run, ())[:_FEW]:
+                if other != number and self._fits(other, number):
+                    hits[other] += 1
+        return self._kin.likeliest(number, hits)
 
-    def _sample(self, number: int) -> Tensor:
-        if number not in self._samples:
-            words = self._arrays[number].gather()
-            step = max(1, words.numel() // _SAMPLE)
-            self._samples[number] = words[::step][:_SAMPLE].contiguous().cpu()
-        return self._samples[number]
+    def _index(self, words: int, dtype: str) -> dict[bytes, list[int]]:
+        """Arrays of so many words by each run of what their sample would become."""
+        index: dict[bytes, list[int]] = defaultdict(list)
+        into = dtypes.lookup(dtype)
+        group = self._kin.by_size[words]
+        if len(group) < 2:
+            return index
+        for other in group:
+            source = self._arrays[other]
+            if fits(self._how, source.dtype, into) and source.companion in (None, -1):
+                for run in _runs_of(rounded(self._how, _sample(source), source.dtype, into)):
+                    index[run].append(other)
+        return index
 
-    def _prove(self, how: str, other: int, number: int) -> bytes | None:
-        source, target = self._arrays[other].gather(), self._arrays[number].gather()
+    def _prove(self, other: int, number: int) -> bytes | None:
+        if not self._fits(other, number):
+            return None
+        arrays = self._arrays[other], self._arrays[number]
+        source, target = (array.gather() for array in arrays)
         if source.device != target.device:
             return None
-        limit = 0
-        if how == "rne":
-            # Each costs 8 bytes and the word, in base64.
-            limit = min(_MOST_EXCEPTIONS, self._arrays[number].bytes // 128)
+        # Each exception costs 8 bytes and the word, in base64.
+        limit = min(_MOST_EXCEPTIONS, arrays[1].bytes // 128) if self._how == "rne" else 0
         try:
-            return self._exceptions(how, source, target, other, number, limit)
+            return exceptions_of(self._how, source, target, arrays[0].dtype, arrays[1].dtype, limit)
         except torch.cuda.OutOfMemoryError:
             return None  # a save must never be what runs a training out of memory
 
-    def _exceptions(
-        self, how: str, source: Tensor, target: Tensor, other: int, number: int, limit: int
-    ) -> bytes | None:
-        pair = self._arrays[other].dtype, self._arrays[number].dtype
-        return exceptions_of(how, source, target, *pair, limit)
+
+def _sample(array: Array) -> Tensor:
+    words = array.gather()
+    step = max(1, words.numel() // _SAMPLE)
+    return words[::step][:_SAMPLE].contiguous().cpu()
+
+
+def _runs_of(sample: Tensor) -> set[bytes]:
+    """The runs of a sample that are not constant; what is constant costs nothing anyway."""
+    size = sample.element_size()
+    data = byte_view(sample).tobytes()
+    step = _RUN * size
+    runs = {data[start : start + step] for start in range(0, len(data), step)}
+    return {run for run in runs if run != run[:size] * (len(run) // size)}

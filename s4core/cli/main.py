@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import signal
 import sys
+import threading
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any, Final
 
 from s4core.errors import S4Error
@@ -23,7 +26,10 @@ _COMMANDS: Final = {
     "export": "s4core.cli.exporting:export",
     "rm": "s4core.cli.removing:remove",
     "gc": "s4core.cli.removing:collect",
+    "repair": "s4core.cli.repairing:repair",
+    "rebase": "s4core.cli.repairing:rebase",
     "doctor": "s4core.cli.examining:examine",
+    "bench": "s4core.cli.benching:bench",
 }
 
 
@@ -39,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parser().parse_args(arguments)
     module, _, function = _COMMANDS[parsed.command].partition(":")
     command = getattr(importlib.import_module(module), function)
+    _end_cleanly_on_sigterm()
     try:
         return int(command(parsed))
     except S4Error as error:
@@ -48,6 +55,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader, such as `head`, has seen enough.
         sys.stderr.close()
         return OK
+
+
+def _end_cleanly_on_sigterm() -> None:
+    """Have SIGTERM unwind the stack as an interrupt does, so that uploads are aborted."""
+    in_main = threading.current_thread() is threading.main_thread()
+    if in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _exit)
+
+
+def _exit(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def _say_error(error: S4Error, *, as_json: bool) -> None:
@@ -64,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"s4weights {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = "directory of a run: local path, file://, s3://bucket/prefix"
+    any_ = "a checkpoint: S4, .pt or .safetensors, by path or URL"
     one = "a checkpoint: path or URL of a ref or a self-contained .s4 file"
 
     _add(commands, "ls", "list the checkpoints of a run", run)
@@ -91,6 +110,9 @@ def _parser() -> argparse.ArgumentParser:
     gc.add_argument(
         "--grace-hours", type=float, default=24.0, help="leave what is younger (default: 24)"
     )
+    bench = _add(commands, "bench", "what a checkpoint would cost, whole and as a delta", any_)
+    bench.add_argument("--against", metavar="FILE", help="the checkpoint before it, for a delta")
+    bench.add_argument("--unsafe", action="store_true", help="also load pickled leaves")
     doctor = commands.add_parser(
         "doctor",
         help="what is installed here, what can run, and does every bit come back",
@@ -98,6 +120,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--json", action="store_true", help="print JSON for scripts")
     doctor.add_argument("--require-gpu", action="store_true", help="fail without a usable GPU")
+    repair = _add(commands, "repair", "put back refs that were lost or damaged", run)
+    repair.add_argument("names", nargs="*", help="only these; removed ones come back too")
+    repair.add_argument("--dry-run", action="store_true", help="only say what would be put back")
+    rebase = _add(commands, "rebase", "write checkpoints whole, so that they need no other", run)
+    rebase.add_argument("names", nargs="+", help="names, as `ls` shows them")
     return parser
 
 

@@ -79,6 +79,7 @@ class Upload:
         supported = connection.options.checksums == "when_supported"
         self._checksum = best_checksum() if supported else None
         self._given_up = threading.Event()
+        self._paused = False  # whether any request was repeated
 
     def run(self, views: Iterator[memoryview]) -> None:
         """Put the bytes of `views`.
@@ -123,13 +124,10 @@ class Upload:
         try:
             lane.put(self._name, views, {NONCE: self._nonce}, part_bytes)
         except FaultError as error:
-            if self._is_ours():
-                return
-            self._abort_all()
-            raise error.fault.error(self._url) from error.__cause__
-        except BaseException:
-            self._abort_all()
-            raise
+            if not self._is_ours():
+                raise error.fault.error(self._url) from error.__cause__
+        finally:
+            self._abort_all()  # obstore does not tell which it began
 
     def _abort_all(self) -> None:
         """End every upload of this name; as it is unique, they are this one's."""
@@ -149,18 +147,24 @@ class Upload:
                 self._abort(item["UploadId"])
 
     def _put_in_parts(self, parts: Iterator[Part]) -> None:
-        upload_id: str = self._call(
-            "create_multipart_upload",
-            read=lambda answer: answer["UploadId"],
-            **self._checksum_kind(),
-            **self._object_parameters(),
-        )
+        created: dict[str, Any] = {}
         try:
-            sent, whole = self._send(upload_id, parts)
-            self._complete(upload_id, sent, whole)
+            created = self._call(
+                "create_multipart_upload",
+                read=dict,
+                **self._checksum_kind(),
+                **self._object_parameters(),
+            )
+            sent, whole = self._send(created["UploadId"], parts)
+            self._complete(created["UploadId"], sent, whole)
         except BaseException:
-            self._abort(upload_id)
+            if created:
+                self._abort(created["UploadId"])
             raise
+        finally:
+            answer = created.get("ResponseMetadata", {"RetryAttempts": 1})
+            if self._how.unique and (self._paused or answer.get("RetryAttempts", 0)):
+                self._abort_all()  # an answer that was lost named another upload
 
     def _send(self, upload_id: str, parts: Iterator[Part]) -> tuple[list[_Sent], int]:
         """Send parts, so many at a time; also the checksum of them all."""
@@ -262,6 +266,7 @@ class Upload:
         )
 
     def _pause(self, seconds: float) -> None:
+        self._paused = True
         if self._given_up.wait(seconds):
             raise _GivenUpError
 
