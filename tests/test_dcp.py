@@ -34,6 +34,7 @@ from torch.distributed.tensor import Shard as ShardPlacement
 
 import s4core.dcp as s4dcp
 import s4weights
+from s4core.dcp import sources
 from s4core.tree.tiling import tiles
 from s4weights import KeyNotFoundError, StateError
 
@@ -164,10 +165,14 @@ def as_plain(state: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
-@pytest.mark.parametrize("behind", [False, True])
-def test_a_state_comes_back_through_dcp_and_through_load(tmp_path: Path, behind: bool) -> None:
+@pytest.mark.parametrize("how", ["now", "behind", "encoded ahead"])
+def test_a_state_comes_back_through_dcp_and_through_load(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state, url = everything(), tmp_path / "x.ckpt"
-    if behind:
+    if how == "encoded ahead":  # as arrays on a GPU are
+        monkeypatch.setattr(sources, "encode_ahead", lambda words: words.nbytes > 64)
+    if how != "now":
         info = s4dcp.async_save(state, url, step=5).result(60)
     else:
         info = s4dcp.save(state, url, step=5)

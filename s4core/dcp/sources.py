@@ -17,7 +17,15 @@ from s4core.manifest import INLINE_BYTES
 from s4core.pipeline import Encoded, Job, compress
 from s4core.tree import ArrayGroup, Place, TensorLeaf
 
-__all__ = ["BATCH_BYTES", "Encoder", "Source", "Staged", "StagedLeaf", "live_sources"]
+__all__ = [
+    "BATCH_BYTES",
+    "Encoder",
+    "Source",
+    "Staged",
+    "StagedLeaf",
+    "encode_ahead",
+    "live_sources",
+]
 
 # Arrays go to the pipeline in batches, large enough to keep a GPU busy.
 BATCH_BYTES: Final = 1 << 30
@@ -175,18 +183,23 @@ def _frozen(
 ) -> tuple[list[Source], dict[str, Tensor]]:
     done: dict[int, Source] = {}
     copies: dict[str, Tensor] = {}
-    on_gpu: list[int] = []
+    ahead: list[int] = []
     for number, source in enumerate(sources):
         words = source.gather() if source.gather is not None else torch.empty(0)
-        if words.device.type != "cpu" and source.bytes > INLINE_BYTES:
-            on_gpu.append(number)
+        if encode_ahead(words):
+            ahead.append(number)
             continue
         copy = copies[source.key] = buffers.copy(source.key, words)
         done[number] = Source(source.key, source.dtype, source.words, partial(_given, copy))
-    encoded = encoder.encode([sources[number] for number in on_gpu])
-    for number, (source, result) in zip(on_gpu, encoded, strict=True):
+    encoded = encoder.encode([sources[number] for number in ahead])
+    for number, (source, result) in zip(ahead, encoded, strict=True):
         done[number] = Source(source.key, source.dtype, source.words, encoded=result)
     return [done[number] for number in range(len(sources))], copies
+
+
+def encode_ahead(words: Tensor) -> bool:
+    """Whether staging encodes an array at once rather than copies its words."""
+    return words.device.type != "cpu" and words.numel() * words.element_size() > INLINE_BYTES
 
 
 def _given(words: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -202,10 +203,8 @@ class S4StorageWriter(StorageWriter, AsyncStager):
         """
         staged = self._save.staged
         try:
-            done = self._write(plan, planner, staged)
-        except Exception as error:
-            metrics.report_error(f"{self.url}: {error}")
-            raise
+            with _errors_reported(self.url):
+                done = self._write(plan, planner, staged)
         finally:
             self._buffers.give_back(staged.copies)
             self._save.staged = Staged()
@@ -238,6 +237,11 @@ class S4StorageWriter(StorageWriter, AsyncStager):
             StoreError: the store refused; the checkpoint that had the name is unharmed.
         """
         written = [rank[0].storage_data for rank in results if rank]
+        with _errors_reported(self.url):
+            manifest = self._commit(metadata, written)
+        self.info = self._report(manifest, written)
+
+    def _commit(self, metadata: Metadata, written: Sequence[Contribution]) -> Manifest:
         manifest = assemble(
             metadata,
             written,
@@ -246,10 +250,9 @@ class S4StorageWriter(StorageWriter, AsyncStager):
             step=self.step,
             meta=self.meta,
         )
-        digest = self._repository.commit(manifest)
-        ref = Ref(manifest.id, digest)
+        ref = Ref(manifest.id, self._repository.commit(manifest))
         self._directory.put(self._name, dump_ref(ref), replace=True)
-        self.info = self._report(manifest, written)
+        return manifest
 
     def _report(self, manifest: Manifest, written: Sequence[Contribution]) -> CheckpointInfo:
         seconds, waited = time.monotonic() - self._save.started, self._save.pause_seconds
@@ -273,3 +276,12 @@ class S4StorageWriter(StorageWriter, AsyncStager):
             seconds=seconds,
             pause_seconds=pause_seconds,
         )
+
+
+@contextmanager
+def _errors_reported(url: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        metrics.report_error(f"{url}: {error}")
+        raise

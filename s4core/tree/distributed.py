@@ -182,7 +182,10 @@ def _item(entry: Fields, describe: Describe) -> DistributedTensor | DistributedV
         tensors = entry.sizes("tensors") if entry.has("tensors") else []
         for number in tensors:
             describe(number)
-        found = DistributedValue(name, way, entry.raw("value"), tuple(tensors))
+        value = entry.raw("value")
+        if type(value) is dict and value.get("$") == KIND:
+            raise entry.fail("expected as the whole tree only")
+        found = DistributedValue(name, way, value, tuple(tensors))
     else:
         found = _tensor(entry, name, way, describe)
     entry.finish()
