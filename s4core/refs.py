@@ -94,7 +94,7 @@ def split_url(url: str | os.PathLike[str]) -> tuple[Store, str]:
         StoreError: there is no name in `url`.
     """
     text = os.fspath(url)
-    if "://" in text or text.startswith("s3:/"):
+    if "://" in text or text.startswith(("s3:/", "s4:/")):
         parent, _, name = text.rstrip("/").rpartition("/")
         if parent.endswith(("/", ":")):
             raise StoreError(f"{text} names a whole store: expected the name of a checkpoint in it")

@@ -33,7 +33,8 @@ def open_store(url: str | os.PathLike[str], **options: object) -> Store:
     """The store at `url`. Nothing is asked of it yet, and nothing is made.
 
     Args:
-        url: A path, ``file:///path``, ``s3://bucket/prefix`` or ``memory://name``.
+        url: A path, ``file:///path``, ``s3://bucket/prefix`` or ``memory://name``. The
+            scheme of `s4core.fs`, ``s4:``, stands for ``s3:`` or, before ``///``, ``file:``.
         **options: For S3, the fields of `S3Options`; other stores take none.
 
     Raises:
@@ -45,10 +46,10 @@ def open_store(url: str | os.PathLike[str], **options: object) -> Store:
         _no_options(text, options)
         return LocalStore(text)
     scheme, rest = match[1].lower(), match[3]
-    if scheme == "s3":
+    if scheme == "s3" or (scheme == "s4" and not rest.startswith("/")):
         return _open_s3(text, rest, options)
     _no_options(text, options)
-    if scheme == "file":
+    if scheme in ("file", "s4"):
         return LocalStore(_file_path(text, rest, double_slash=bool(match[2])))
     if scheme == "memory":
         return _open_memory(text, rest)
