@@ -13,7 +13,7 @@ one-dimensional contiguous tensors, on their own device, and does no I/O.
 
 from s4core.pipeline.choose import Coding, Companion, choose_coding
 from s4core.pipeline.decode import Step, Task, decompress
-from s4core.pipeline.derived import derive, exceptions_of, fits
+from s4core.pipeline.derived import derive, exceptions_of, fits, rounded
 from s4core.pipeline.encode import Encoded, Job, compress
 from s4core.pipeline.threads import worker_count
 from s4core.pipeline.where import knows_more
@@ -35,6 +35,7 @@ __all__ = [
     "exceptions_of",
     "fits",
     "knows_more",
+    "rounded",
     "words_of",
     "worker_count",
 ]

@@ -28,11 +28,13 @@ from s4core.pipeline.words import byte_view, words_of
 __all__ = ["Coding", "Companion", "choose_coding"]
 
 _SAMPLE_WORDS: Final = 32 * 1024
-_SAMPLES: Final = 4
+_SAMPLES: Final = 2
 # What one table and the values of rows and columns serve, as in `dtypes.chunking`.
 _GRID_WORDS: Final = 256 * 1024
-# Bits a word that a context must save: below, arrays are better off on their own.
+# Bits a word that a context must save: below, arrays are better off on their own. What a
+# grid saves beyond the other bound, no context does.
 _LEAST_GAIN: Final = 0.05
+_GREAT_GAIN: Final = 0.5
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,8 @@ def choose_coding(
     whole = costs.setdefault(Coding(), 0.0)
     if aside:
         costs |= _grid_costs(words, dtype, columns, whole)
-        costs |= _companion_costs(samples, dtype, companions, whole)
+        if min(costs.values()) > whole - _GREAT_GAIN:
+            costs |= _companion_costs(samples[len(samples) // 2], dtype, companions, whole)
     return min(costs, key=lambda coding: costs[coding])
 
 
@@ -113,7 +116,7 @@ def _samples(words: Tensor, dtype: DType) -> list[_Slice]:
     size, total = _SAMPLE_WORDS // per, words.numel()
     if total <= size * _SAMPLES:
         return [_Slice(0, byte_view(words.cpu()))]
-    starts = np.linspace(0, total - size, _SAMPLES, dtype=np.int64).tolist()
+    starts = np.linspace(0, total - size, _SAMPLES + 2, dtype=np.int64)[1:-1].tolist()
     return [_Slice(start * per, byte_view(words[start : start + size].cpu())) for start in starts]
 
 
@@ -171,16 +174,14 @@ def _grid_costs(words: Tensor, dtype: DType, columns: int, whole: float) -> dict
 
 
 def _companion_costs(
-    samples: Sequence[_Slice], dtype: DType, companions: Sequence[Companion], whole: float
+    sample: _Slice, dtype: DType, companions: Sequence[Companion], whole: float
 ) -> dict[Coding, float]:
+    exponents = context_bytes(sample.data, dtype)
     costs = {}
     for number, companion in enumerate(companions):
-        gains = []
-        for sample in samples:
-            beside = sample.of(companion.words, companion.dtype, dtype.word_bytes)
-            side = Side(context=context_bytes(beside, companion.dtype))
-            gains.append(_gain(context_bytes(sample.data, dtype), side, _SAMPLE_WORDS))
-        gain = sum(gains) / len(gains)
+        beside = sample.of(companion.words, companion.dtype, dtype.word_bytes)
+        side = Side(context=context_bytes(beside, companion.dtype))
+        gain = _gain(exponents, side, _SAMPLE_WORDS)
         if gain >= _LEAST_GAIN:
             costs[Coding(companion=number)] = whole - gain
     return costs

@@ -8,6 +8,7 @@ holds on all.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -18,11 +19,12 @@ from s4core.dtypes import DType
 from s4core.errors import CodecError
 from s4core.planes import WORD_DTYPE
 
-__all__ = ["derive", "exceptions_of", "fits"]
+__all__ = ["derive", "exceptions_of", "fits", "rounded"]
 
-# Words at a time: what is temporary stays small beside the arrays.
-_STEP: Final = 1 << 22
-_POSITION_BYTES: Final = 8
+# Words at a time: on the host what stays in the cache, on a GPU what keeps it busy and is
+# small beside the arrays.
+_HOST_STEP: Final = 1 << 15
+_GPU_STEP: Final = 1 << 24
 
 
 def fits(how: str, source: DType, target: DType) -> bool:
@@ -30,6 +32,16 @@ def fits(how: str, source: DType, target: DType) -> bool:
     if how == "copy":
         return source == target
     return how == "rne" and source.name == "float32" and target.name in ("bfloat16", "float16")
+
+
+def rounded(how: str, sample: Tensor, source_dtype: DType, dtype: DType) -> Tensor:
+    """Return the words of `dtype` that follow from a small tensor of `source_dtype`."""
+    return _round(how, _words(sample, source_dtype.word_bytes), dtype)
+
+
+def _steps(words: Tensor) -> Iterator[slice]:
+    step = _HOST_STEP if words.device.type == "cpu" else _GPU_STEP
+    return (slice(start, start + step) for start in range(0, words.numel(), step))
 
 
 def _words(tensor: Tensor, word_bytes: int) -> Tensor:
@@ -47,9 +59,9 @@ def _round(how: str, source: Tensor, target: DType) -> Tensor:
 
 def _to_bfloat16(words: Tensor) -> Tensor:
     """NaN becomes 0x7fc0. Beyond 2^31 the sum wraps as unsigned numbers do."""
-    rounded = (words + 0x7FFF + ((words >> 16) & 1)) >> 16
-    nan = (words & 0x7FFFFFFF) > 0x7F800000
-    return rounded.masked_fill_(nan, 0x7FC0).to(torch.int16)
+    odd = (words >> 16).bitwise_and_(1)
+    upper = odd.add_(0x7FFF).add_(words).bitwise_right_shift_(16).to(torch.int16)
+    return upper.masked_fill_((words & 0x7FFFFFFF) > 0x7F800000, 0x7FC0)
 
 
 def _to_float16(words: Tensor) -> Tensor:
@@ -88,10 +100,9 @@ def exceptions_of(
     """
     old, new = _words(source, source_dtype.word_bytes), _words(target, dtype.word_bytes)
     positions: list[Tensor] = []
-    for start in range(0, new.numel(), _STEP):
-        part = slice(start, start + _STEP)
+    for part in _steps(new):
         differs = _round(how, old[part], dtype) != new[part]
-        at = differs.nonzero().view(-1) + start
+        at = differs.nonzero().view(-1) + part.start
         limit -= at.numel()
         if limit < 0:
             return None
@@ -129,8 +140,7 @@ def derive(
     if not fits(how, source_dtype, dtype):
         raise CodecError(f"no derivation {how} from {source_dtype.name} to {dtype.name}")
     old, new = _words(source, source_dtype.word_bytes), _words(out, dtype.word_bytes)
-    for start in range(0, new.numel(), _STEP):
-        part = slice(start, start + _STEP)
+    for part in _steps(new):
         new[part] = _round(how, old[part], dtype)
     records = np.frombuffer(exceptions, _record(dtype))
     if len(records):
