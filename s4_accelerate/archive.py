@@ -14,7 +14,6 @@ Promises:
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import threading
@@ -208,16 +207,14 @@ class Archive:
         """
         handle, self._last = self._last, None
         if handle is not None:
-            handle.result()
             self._settled.wait()
+            handle.result()
             self.run.flush()  # and for the removals that it brought about
 
     def wait(self) -> None:
         """Wait for the last save, however it ends: `flush` and the log say how."""
         if self._last is not None:
-            with contextlib.suppress(S4Error):
-                self._last.result()
-                self._settled.wait()
+            self._settled.wait()
 
     def prune(self, names: Sequence[str]) -> None:
         """Remove checkpoints, in turn with the saves; never waits."""
