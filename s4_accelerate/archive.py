@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import s4weights
-from s4weights import CheckpointInfo, S4Error, SaveHandle
+from s4weights import CheckpointInfo, SaveHandle
 
 __all__ = ["Archive", "Report", "newest_last", "superfluous"]
 
@@ -188,6 +188,8 @@ class Archive:
             self._untold.append(report)
             then(report)
 
+        if self._last is not None and self._last.done():
+            self._settled.wait()  # what failed has been told before the run could raise it here
         handle = self.run.save(state, step, name=name, wait=wait, meta=meta)
         paused.append(time.monotonic() - began)
         self._last = handle
