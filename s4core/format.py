@@ -53,6 +53,9 @@ MAX_CHUNK_WORDS: Final = 1 << 24
 # An index larger than this is refused before it is read; 2^31 bytes describe
 # about 16 TB of blobs at the smallest usual chunk.
 MAX_INDEX_BYTES: Final = 1 << 31
+# More than a manifest of its largest size can name; each costs a reader some 200 bytes.
+MAX_ARRAYS: Final = 1 << 22
+MAX_MANIFEST_BYTES: Final = 1 << 30
 
 CODEC_NAMES: Final = {
     1: "raw",
@@ -150,7 +153,8 @@ class ShardIndex:
 
     def spans(self) -> list[BlobSpan]:
         """Return the place of each array's blobs, in the order of `arrays`."""
-        ends = np.concatenate(([0], np.cumsum(self.blobs["length"], dtype=np.uint64)))
+        ends = np.zeros(len(self.blobs) + 1, np.uint64)
+        np.cumsum(self.blobs["length"], dtype=np.uint64, out=ends[1:])
         spans, first = [], 0
         for record in self.arrays:
             start, stop = int(ends[first]), int(ends[first + record.blobs])
@@ -215,6 +219,8 @@ def unpack_index(data: bytes, footer: Footer, where: str) -> ShardIndex:
         raise TruncatedError(f"{where}: index of {len(data)} bytes: expected at least 16")
     arrays, blobs, data_length = _INDEX_HEAD.unpack_from(data)
     expected = index_bytes(arrays, blobs)
+    if arrays > MAX_ARRAYS:
+        raise FormatError(f"{where}: index of {arrays} arrays: at most 2^22")
     if len(data) != expected:
         raise FormatError(
             f"{where}: index of {arrays} arrays and {blobs} blobs: expected {expected} bytes, "
@@ -245,7 +251,9 @@ def _unpack_arrays(data: bytes, count: int, where: str) -> Iterator[ArrayRecord]
             )
         if zero:
             raise FormatError(f"{where}: array {number}: reserved byte is {zero}: expected 0")
-        yield ArrayRecord(words, chunk, Layout(layout), word_bytes, planes)
+        record = ArrayRecord(words, chunk, Layout(layout), word_bytes, planes)
+        _validate_array(record, f"{where}: array {number}")  # before the next one costs memory
+        yield record
 
 
 def validate_index(index: ShardIndex, where: str) -> None:
@@ -273,12 +281,12 @@ def _validate_array(record: ArrayRecord, where: str) -> None:
         )
     planes = {
         Layout.WORDS: (1,),
-        Layout.FIELDS: (3, 4, 5),
+        Layout.FIELDS: {2: (3, 4), 4: (5,)}.get(record.word_bytes, ()),
     }.get(record.layout, (record.word_bytes,))
     if record.planes not in planes:
         raise FormatError(
             f"{where}: {record.planes} planes in layout {record.layout.name.lower()}: "
-            f"expected {' or '.join(map(str, planes))}"
+            f"expected {' or '.join(map(str, planes)) or 'words of another length'}"
         )
     if record.layout is Layout.FLOAT and record.word_bytes == 1:
         raise FormatError(f"{where}: layout float with words of 1 byte: expected 2, 4 or 8")
@@ -389,6 +397,8 @@ def _check_header(header: bytes, where: str) -> None:
 def _check_tiling(footer: Footer, size: int, where: str) -> None:
     if footer.index_length > MAX_INDEX_BYTES:
         raise FormatError(f"{where}: index of {footer.index_length} bytes: at most 2^31")
+    if footer.manifest_length > MAX_MANIFEST_BYTES:
+        raise FormatError(f"{where}: manifest of {footer.manifest_length} bytes: at most 2^30")
     has_manifest = footer.manifest_length > 0
     if not has_manifest and (footer.manifest_offset or footer.manifest_checksum):
         raise FormatError(f"{where}: manifest of no bytes with an offset or checksum: expected 0")

@@ -16,7 +16,7 @@ from s4core.errors import (
     StoreError,
     VersionError,
 )
-from s4core.manifest import Fields, check_id, loads_strict
+from s4core.manifest import SURROGATE, Fields, check_id, loads_strict
 from s4core.stores import Store, open_store
 
 __all__ = [
@@ -183,6 +183,8 @@ def scan_refs(directory: Store) -> Listing:
 
 
 def _try_ref(directory: Store, name: str) -> Ref | str | None:
+    if not name.isprintable() and SURROGATE.search(name):
+        return "its name is not Unicode"  # no key of any store: another tool's file
     try:
         return parse_ref(directory.get(name), directory.url_of(name))
     except FormatError as error:

@@ -102,9 +102,20 @@ class Repository:
 
     @classmethod
     def beside(cls, directory: Store, ref: Ref) -> Repository:
-        """Return the repository that `ref`, which lies in `directory`, points to."""
+        """Return the repository that `ref`, which lies in `directory`, points to.
+
+        Raises:
+            FormatError: it points to a store of another kind. A file must not make this
+                process send its credentials to a bucket, or a bucket read this disk.
+        """
         if "://" in ref.store or ref.store.startswith("/"):
-            return cls(open_store(ref.store))
+            elsewhere = open_store(ref.store)
+            if type(elsewhere) is not type(directory):
+                raise FormatError(
+                    f"a ref in {directory.url} names the store {ref.store}: expected a relative "
+                    "path or a store of the same kind; load from that store by its own URL"
+                )
+            return cls(elsewhere)
         return cls(directory.child(ref.store))
 
     def ensure_marker(self) -> None:

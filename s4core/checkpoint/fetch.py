@@ -14,6 +14,7 @@ from typing import Final
 
 from s4core.checkpoint.shards import Shard
 from s4core.format import BlobSpan
+from s4core.memory import check_available
 
 __all__ = ["BATCH_BYTES", "Request", "fetch"]
 
@@ -36,9 +37,12 @@ def fetch(requests: Sequence[Request], budget: int = BATCH_BYTES) -> Iterator[li
     """Yield the bytes of each request, in order: one buffer for each span.
 
     Raises:
+        StateError: the stored bytes of one array and its bases do not fit in memory.
         StoreError: a get failed.
         TruncatedError: an object is shorter than its index says.
     """
+    largest = max((request.bytes for request in requests), default=0)
+    check_available(largest, "an array as it is stored, with all that it stands on,")
     batches = list(_batches(requests, budget))
     if len(batches) < 2:
         for batch in batches:

@@ -14,10 +14,10 @@ from s4core.checkpoint.reader import MapLocation, Reader, open_checkpoint
 from s4core.checkpoint.shards import Shard
 from s4core.checkpoint.snapshot import Snapshot, snapshot_of, take_snapshot
 from s4core.checkpoint.writer import Writer
-from s4core.errors import ChainError, FormatError, StateError
+from s4core.errors import ChainError, FormatError, StateError, StoreError
 from s4core.format import MAGIC
 from s4core.manifest import Manifest, ShardEntry, dump, parse
-from s4core.refs import parse_ref, split_url
+from s4core.refs import read_ref, split_url
 from s4core.repository import Repository
 from s4core.stores import MemoryStore, Store
 
@@ -68,7 +68,42 @@ def _write(snapshot: Snapshot, target: Target, *, profile: str, verify: bool) ->
         store.put(name, stream, replace=True, size_hint=snapshot.raw_bytes)
         return
     for part in stream:
-        target.write(part)
+        _write_all(target, memoryview(part))
+
+
+def _write_all(target: IO[bytes], view: memoryview) -> None:
+    """Write all of a buffer; raw files and pipes may take a part of it at a time."""
+    while view.nbytes:
+        try:
+            taken = target.write(view)
+        except (AttributeError, TypeError) as error:
+            raise StateError(
+                f"expected a path, a URL or a binary file object to write to, found a "
+                f"{type(target).__name__}: {error}"
+            ) from error
+        if taken is None:  # many wrappers say nothing; what does not block takes all
+            return
+        if not 0 < taken <= view.nbytes:
+            raise StoreError(f"a {type(target).__name__} took {taken} of {view.nbytes} bytes")
+        view = view[taken:]
+
+
+def _read_all(source: IO[bytes]) -> bytes:
+    """Read a file object to its end; a raw one may give a part at a time."""
+    parts: list[bytes | bytearray | memoryview] = []
+    while True:
+        try:
+            part = source.read()
+        except AttributeError:
+            part = None
+        if not isinstance(part, bytes | bytearray | memoryview):
+            raise StateError(
+                f"expected a path, a URL or a binary file object that gives bytes, found a "
+                f"{type(source).__name__} that gives {type(part).__name__}"
+            )
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
 
 
 def load(
@@ -100,7 +135,7 @@ def load(
         return _load(*split_url(source), map_location, weights_only, keys)
     # Held under a name of its own for as long as it is read.
     store = MemoryStore(f"file-object-{secrets.token_hex(8)}")
-    store.put("file", source.read())
+    store.put("file", _read_all(source))
     try:
         return _load(store, "file", map_location, weights_only, keys)
     finally:
@@ -168,7 +203,7 @@ def _reader(store: Store, name: str, head: bytes) -> Reader:
     if head.startswith(MAGIC):
         return _read_single(store, name)
     if head.startswith(b"{"):
-        ref = parse_ref(store.get(name), where)
+        ref = read_ref(store, name)
         repository = Repository.beside(store, ref)
         return open_checkpoint(repository, repository.manifest(ref, where), where)
     raise FormatError(

@@ -13,7 +13,7 @@ from s4core.cli.table import human_bytes, print_table, ratio
 from s4core.errors import FormatError, KeyNotFoundError, S4Error
 from s4core.format import FOOTER_BYTES, HEADER_BYTES, MAGIC
 from s4core.manifest import ArrayEntry, Manifest, parse
-from s4core.refs import STORE_DIRECTORY, list_refs, parse_ref, split_url
+from s4core.refs import STORE_DIRECTORY, list_refs, read_ref, split_url
 from s4core.repository import Repository
 from s4core.stores import Store, open_store
 
@@ -98,7 +98,7 @@ def _manifest_at(store: Store, name: str) -> Manifest:
     where, size = store.url_of(name), store.size(name)
     (head,) = store.get_ranges(name, [(0, min(size, HEADER_BYTES))])
     if head.startswith(b"{"):
-        ref = parse_ref(store.get(name), where)
+        ref = read_ref(store, name)
         return Repository.beside(store, ref).manifest(ref, where)
     if not head.startswith(MAGIC):
         raise FormatError(f"{where} is neither a ref nor an S4 file; `load` also reads torch files")

@@ -9,7 +9,7 @@ are checked before anything is fetched or allocated on their word.
     fields   strict JSON, typed values        companions   rules between arrays of a manifest
 """
 
-from s4core.manifest.fields import Fields, loads_strict
+from s4core.manifest.fields import SURROGATE, Fields, loads_strict
 from s4core.manifest.model import (
     DELTAS,
     DERIVATIONS,
@@ -29,6 +29,7 @@ __all__ = [
     "DELTAS",
     "DERIVATIONS",
     "INLINE_BYTES",
+    "SURROGATE",
     "ArrayEntry",
     "Fields",
     "Json",

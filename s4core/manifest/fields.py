@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from s4core.errors import FormatError
 from s4core.manifest.model import Json
+from s4core.memory import check_available
 
-__all__ = ["Fields", "loads_strict"]
+__all__ = ["SURROGATE", "Fields", "loads_strict"]
 
 T = TypeVar("T")
+
+# What no field counts beyond: sizes and offsets travel as signed 64-bit integers.
+_TOO_LARGE: Final = 1 << 63
+# Of a JSON value in Python's memory; the smallest ones cost two bytes in a document.
+_VALUE_BYTES: Final = 80
+# Half a surrogate pair: no character, and no terminal or file takes it.
+SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 def loads_strict(data: bytes, where: str) -> Json:
@@ -19,7 +28,10 @@ def loads_strict(data: bytes, where: str) -> Json:
 
     Raises:
         FormatError: it is not such JSON.
+        StateError: there is not so much memory.
     """
+    values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
+    check_available(len(data) + values * _VALUE_BYTES, where)
     try:
         return json.loads(
             data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
@@ -39,6 +51,10 @@ def _no_constant(name: str) -> Json:
     raise ValueError(f"the literal {name}")
 
 
+def _is_text(value: Json) -> bool:
+    return isinstance(value, str) and (value.isascii() or not SURROGATE.search(value))
+
+
 class Fields:
     """Takes typed values out of JSON objects; every miss names its place."""
 
@@ -49,22 +65,23 @@ class Fields:
 
     def fail(self, key: str, expected: str) -> FormatError:
         """The error for a key that does not hold what was `expected`."""
-        found = json.dumps(self._value.get(key))
+        value = self._value.get(key)
+        found = type(value).__name__ if isinstance(value, list | dict) else json.dumps(value)
         shown = found if len(found) <= 60 else found[:57] + "..."
         return FormatError(f"{self._where}: {key}: expected {expected}, found {shown}")
 
     def text(self, key: str) -> str:
-        """The string under `key`."""
+        """The string under `key`; one with half a surrogate pair is refused."""
         value = self._value.get(key)
-        if not isinstance(value, str):
+        if not _is_text(value):
             raise self.fail(key, "a string")
-        return value
+        return str(value)
 
     def number(self, key: str, at_least: int = 0) -> int:
         """The integer under `key`."""
         value = self._value.get(key)
-        if type(value) is not int or value < at_least:
-            raise self.fail(key, f"an integer of at least {at_least}")
+        if type(value) is not int or not at_least <= value < _TOO_LARGE:
+            raise self.fail(key, f"an integer of at least {at_least}, below 2^63")
         return value
 
     def optional(self, key: str, read: Callable[[str], T]) -> T | None:
@@ -81,15 +98,15 @@ class Fields:
     def texts(self, key: str) -> tuple[str, ...]:
         """The list of strings under `key`."""
         value = self.items(key)
-        if not all(isinstance(item, str) for item in value):
+        if not all(_is_text(item) for item in value):
             raise self.fail(key, "a list of strings")
         return tuple(value)
 
     def numbers(self, key: str) -> tuple[int, ...]:
         """The list of integers, none negative, under `key`."""
         value = self.items(key)
-        if not all(type(item) is int and item >= 0 for item in value):
-            raise self.fail(key, "a list of integers of at least 0")
+        if not all(type(item) is int and 0 <= item < _TOO_LARGE for item in value):
+            raise self.fail(key, "a list of integers of at least 0, below 2^63")
         return tuple(value)
 
     def pair(self, key: str) -> tuple[int, int]:

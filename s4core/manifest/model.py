@@ -118,6 +118,15 @@ class TensorEntry:
         """Every path at which the tensor sits, the first one first."""
         return (self.path, *self.also)
 
+    @property
+    def span(self) -> int:
+        """Elements from the first to the last, both included; 0 for an empty tensor."""
+        if 0 in self.shape:
+            return 0
+        return 1 + sum(
+            (size - 1) * step for size, step in zip(self.shape, self.stride, strict=True)
+        )
+
 
 @dataclass(frozen=True)
 class Manifest:

@@ -8,7 +8,7 @@ from typing import Final
 
 from s4core.dtypes import Layout
 from s4core.errors import FormatError, VersionError
-from s4core.format import CODEC_NAMES
+from s4core.format import CODEC_NAMES, MAX_MANIFEST_BYTES
 from s4core.manifest.fields import Fields, loads_strict
 from s4core.manifest.model import (
     DELTAS,
@@ -26,7 +26,6 @@ from s4core.manifest.rules import validate
 
 __all__ = ["parse"]
 
-MAX_MANIFEST_BYTES: Final = 1 << 30
 _KNOWN: Final = frozenset(
     {f"codec:{name}" for name in CODEC_NAMES.values()}
     | {f"layout:{layout.name.lower()}" for layout in Layout}
@@ -68,7 +67,7 @@ def _check_version(reader: Fields, where: str) -> None:
 
 
 def _from_json(r: Fields, where: str) -> Manifest:
-    requires = tuple(str(name) for name in r.items("requires"))
+    requires = r.texts("requires")
     _check_requires(requires, where)
     meta = r.raw("meta")
     if not isinstance(meta, dict):

@@ -13,6 +13,9 @@ from s4core.manifest.model import DELTAS, INLINE_BYTES, ArrayEntry, Manifest, Te
 __all__ = ["check_id", "validate"]
 
 MAX_DEPTH: Final = 255
+MAX_DIMENSIONS: Final = 64  # of any tensor of torch's
+_MAX_ARRAY_BYTES: Final = 1 << 62  # as in a shard's index
+_TOO_LARGE: Final = 1 << 63
 _ID: Final = re.compile(r"[0-9A-Za-z._-]{1,128}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{32}")
 
@@ -40,6 +43,8 @@ def validate(m: Manifest, where: str) -> None:
     for number, need in enumerate(m.needs):
         check_id(need.id, f"{where}: needs[{number}]")
         _check_digest(need.digest, f"{where}: needs[{number}]")
+    if m.step is not None and (type(m.step) is not int or not -_TOO_LARGE <= m.step < _TOO_LARGE):
+        raise FormatError(f"{where}: step {m.step!r}: expected an integer of at most 64 bits")
     if m.base is not None and m.base >= len(m.needs):
         raise FormatError(f"{where}: base {m.base}: there are {len(m.needs)} needs")
     for number, shard in enumerate(m.shards):
@@ -71,8 +76,12 @@ def _known_dtype(name: str, where: str) -> dtypes.DType:
 
 
 def _validate_array(a: ArrayEntry, m: Manifest, where: str) -> None:
-    _known_dtype(a.dtype, where)
+    dtype = _known_dtype(a.dtype, where)
     _check_digest(a.digest, where)
+    if a.words % dtype.words_per_element:
+        raise FormatError(f"{where}: {a.words} words of {a.dtype}: expected whole elements")
+    if a.bytes > _MAX_ARRAY_BYTES:
+        raise FormatError(f"{where}: {a.words} words: more than any machine holds")
     if a.depth > MAX_DEPTH:
         raise FormatError(f"{where}: depth {a.depth}: at most {MAX_DEPTH}")
     if [a.at, a.same, a.data, a.derived].count(None) != 3:
@@ -107,10 +116,14 @@ def _validate_tensor(t: TensorEntry, m: Manifest, where: str) -> None:
     dtype = _known_dtype(t.dtype, where)
     if len(t.shape) != len(t.stride):
         raise FormatError(f"{where}: {len(t.shape)} sizes but {len(t.stride)} strides")
+    if len(t.shape) > MAX_DIMENSIONS:
+        raise FormatError(f"{where}: {len(t.shape)} dimensions: at most {MAX_DIMENSIONS}")
     if t.array is None:
         if t.device != "meta":
             raise FormatError(f"{where}: no array, and its device is {t.device!r}, not meta")
         return
+    if t.device.partition(":")[0] == "meta":
+        raise FormatError(f"{where}: its device is {t.device!r}, which holds no array")
     if t.array >= len(m.arrays):
         raise FormatError(f"{where}: array {t.array}: there are {len(m.arrays)}")
     _validate_extent(t, m.arrays[t.array].bytes, dtype.itemsize, where)
@@ -119,7 +132,7 @@ def _validate_tensor(t: TensorEntry, m: Manifest, where: str) -> None:
 def _validate_extent(t: TensorEntry, array_bytes: int, itemsize: int, where: str) -> None:
     if 0 in t.shape:
         return
-    span = 1 + sum((size - 1) * step for size, step in zip(t.shape, t.stride, strict=True))
+    span = t.span
     covered = 1
     for size, step in zip(t.shape, t.stride, strict=True):
         covered *= size if step else 1

@@ -26,6 +26,11 @@ def dump(manifest: Manifest) -> bytes:
         raise StateError(
             "the state is nested too deeply to be written: expected at most 256 levels; flatten it"
         ) from None
+    except (TypeError, ValueError) as error:
+        raise StateError(
+            f"step and meta hold integers, finite numbers, strings, None and lists or dicts of "
+            f"them: {error}"
+        ) from None
     return text.encode("ascii")
 
 

@@ -81,11 +81,11 @@ def _from_bytes(fields: Fields, tensor: Tensor) -> np.ndarray[Any, Any]:
     dtype, shape = _read_description(fields, fields.raw("dtype")), fields.sizes("shape")
     fortran = fields.flag("fortran")
     expected = math.prod(shape) * dtype.itemsize
-    if tensor.dim() != 1 or tensor.numel() != expected:
+    if tensor.dim() != 1 or tensor.numel() != expected or not tensor.is_contiguous():
         raise fields.fail(f"expected {expected} bytes, found shape {tuple(tensor.shape)}")
     try:
         array: np.ndarray[Any, Any] = np.ndarray(
-            shape, dtype, buffer=tensor.contiguous().numpy(), order="F" if fortran else "C"
+            shape, dtype, buffer=tensor.numpy(), order="F" if fortran else "C"
         )
     except (TypeError, ValueError, OverflowError, MemoryError) as error:
         raise fields.fail(f"numpy refused shape {shape} of {dtype}: {error}") from None

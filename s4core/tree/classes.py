@@ -15,6 +15,7 @@ import keyword
 import operator
 import pickle
 import sys
+import unicodedata
 from collections import namedtuple
 from enum import Enum
 from typing import Any, Final
@@ -39,6 +40,8 @@ __all__ = [
 
 # Fixed, so that the same state gives the same bytes on every Python.
 _PICKLE_PROTOCOL: Final = 4
+# Python compiles code of a namedtuple's fields: thousands of them cost megabytes.
+_MAX_FIELDS: Final = 1 << 12
 
 
 def reference(cls: type) -> str:
@@ -95,11 +98,13 @@ def checked_reference(cls: type, path: str) -> str:
 
 def is_namedtuple(value: object) -> bool:
     """Whether a value is a namedtuple and nothing more (it may have methods, no attributes)."""
+    # By the real class, and what lies in the tuple: an object may tell anything of itself.
+    if not issubclass(type(value), tuple) or not isinstance(value, tuple):
+        return False
     names = getattr(type(value), "_fields", None)
     return (
-        isinstance(value, tuple)
-        and type(names) is tuple
-        and len(names) == len(value)
+        type(names) is tuple
+        and len(names) == tuple.__len__(value)
         and all(type(name) is str for name in names)
         and not getattr(value, "__dict__", None)
     )
@@ -108,9 +113,11 @@ def is_namedtuple(value: object) -> bool:
 def write_namedtuple(writer: Writer, value: Any, path: str) -> Node:
     """The node of a namedtuple."""
     names = type(value)._fields
-    items = [
-        writer.node(item, paths.below(path, name)) for name, item in zip(names, value, strict=True)
-    ]
+    if not _are_fields(names):
+        return write_foreign(writer, value, path, f"{reference(type(value))} with fields {names!r}")
+    # What lies in the tuple, whatever its class makes of iteration.
+    values = zip(names, tuple.__iter__(value), strict=True)
+    items = [writer.node(item, paths.below(path, name)) for name, item in values]
     return {
         "$": "namedtuple",
         "class": reference(type(value)),
@@ -121,10 +128,10 @@ def write_namedtuple(writer: Writer, value: Any, path: str) -> Node:
 
 def _read_namedtuple(reader: Reader, fields: Fields) -> Any:
     names, items = tuple(fields.names("fields")), reader.children(fields, "items")
-    if len(names) != len(items) or len(set(names)) != len(names):
-        raise fields.fail(f"{len(items)} items for the fields {names!r}")
-    if not all(_is_field(name) for name in names):
-        raise fields.fail(f"fields: expected names, found {names!r}")
+    if len(names) != len(items):
+        raise fields.fail(f"{len(items)} items for the fields {_some(names)}")
+    if not _are_fields(names):
+        raise fields.fail(f"fields: expected names, found {_some(names)}")
     cls: Any = None if reader.weights_only else _named(fields.text("class"), load=True)
     suits = isinstance(cls, type) and issubclass(cls, tuple)
     if not suits or getattr(cls, "_fields", None) != names:
@@ -132,8 +139,22 @@ def _read_namedtuple(reader: Reader, fields: Fields) -> Any:
     return tuple.__new__(cls, items)
 
 
+def _are_fields(names: tuple[str, ...]) -> bool:
+    """Whether `namedtuple` takes these names; `rename=True` makes `_0`, `_1`, ... of others."""
+    # Python compares identifiers by this form.
+    forms = {unicodedata.normalize("NFKC", name) for name in names}
+    return len(forms) == len(names) <= _MAX_FIELDS and all(
+        name == f"_{number}" or _is_field(name) for number, name in enumerate(names)
+    )
+
+
 def _is_field(name: str) -> bool:
     return name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_")
+
+
+def _some(names: tuple[str, ...]) -> str:
+    shown = repr(names[:10])
+    return shown if len(names) <= 10 else f"{shown} and {len(names) - 10} more"
 
 
 @functools.lru_cache(maxsize=256)
@@ -141,7 +162,8 @@ def _fresh(name: str, fields: tuple[str, ...]) -> Any:
     """A new namedtuple class of that name: the same one for every node that asks."""
     module, _, qualified = name.partition(":")
     short = qualified.rpartition(".")[2]
-    return namedtuple(short if _is_field(short) else "Tuple", fields, module=module)
+    # `rename` lets the names through that it made; all others suit it as they are.
+    return namedtuple(short if _is_field(short) else "Tuple", fields, module=module, rename=True)
 
 
 def write_enum(writer: Writer, value: Enum, path: str) -> Node:
@@ -171,8 +193,9 @@ def _read_enum(reader: Reader, fields: Fields) -> Any:
 def is_plain_dataclass(value: object) -> bool:
     """Whether a value is a dataclass that holds its fields and nothing else."""
     cls = type(value)
-    plain = cls.__new__ is object.__new__ and cls.__reduce_ex__ is object.__reduce_ex__
-    return dataclasses.is_dataclass(cls) and plain
+    if not _has(cls, "__dataclass_fields__"):
+        return False
+    return cls.__new__ is object.__new__ and cls.__reduce_ex__ is object.__reduce_ex__
 
 
 def write_dataclass(writer: Writer, value: Any, path: str) -> Node:
@@ -234,15 +257,20 @@ def write_foreign(writer: Writer, value: Any, path: str, what: str = "") -> Node
 
 
 def _advice(value: object) -> str:
-    if isinstance(value, Enum) or dataclasses.is_dataclass(type(value)):
+    if issubclass(type(value), Enum) or _has(type(value), "__dataclass_fields__"):
         return "pass allow_classes=True (it then loads only with weights_only=False)"
     for method in ("state_dict", "get_state"):
-        if hasattr(value, method):
+        if _has(type(value), method):
             return f"store its {method}() instead"
     return (
         "store tensors, numbers, strings and containers of them instead, or pass "
         "allow_pickle=True (it then loads only with weights_only=False)"
     )
+
+
+def _has(cls: type, name: str) -> bool:
+    """Whether instances have it by their class, without running any code of theirs."""
+    return any(name in vars(base) for base in cls.__mro__)
 
 
 def _read_pickle(reader: Reader, fields: Fields) -> Any:

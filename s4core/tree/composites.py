@@ -43,6 +43,8 @@ _SPARSE_PARTS: Final = {
     torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
 }
 _LAYOUTS: Final = {str(layout).removeprefix("torch."): layout for layout in _SPARSE_PARTS}
+# Elements of a table of indices, beyond which each must really be stored.
+_MAX_REPEATED: Final = 1 << 20
 _NESTED_TABLES: Final = (
     "_nested_tensor_size",
     "_nested_tensor_strides",
@@ -83,6 +85,34 @@ def assemble(fields: Fields, make: Callable[[], Tensor]) -> Tensor:
         raise fields.fail(f"torch refused its parts: {error}") from None
 
 
+def _check_table(*tables: Tensor) -> None:
+    """Refuse tables of indices that repeat a few stored elements without end.
+
+    Raises:
+        ValueError: they do.
+    """
+    for table in tables:
+        if table.numel() <= _MAX_REPEATED or table.layout is not torch.strided:
+            continue
+        if table.numel() * table.element_size() > table.untyped_storage().nbytes():
+            raise ValueError(f"a part repeats its elements to {table.numel()} of them")
+
+
+def _checked_for_save(path: str, check: Callable[[], None]) -> None:
+    """Run the check that loading will make: what would not load is never stored.
+
+    Raises:
+        StateError: it would not load.
+    """
+    try:
+        check()
+    except (RuntimeError, ValueError) as error:
+        raise StateError(
+            f"{paths.shown(path)}: this tensor breaks its layout's rules, and could not be "
+            f"loaded: {error}; rebuild it (coalesce() or sort its indices), or store its parts"
+        ) from None
+
+
 def _grad(value: Tensor) -> dict[str, Node]:
     return {"grad": True} if value.requires_grad else {}
 
@@ -98,13 +128,17 @@ def write_sparse(writer: Writer, value: Tensor, path: str) -> Node:
     """The node of a sparse tensor of any layout."""
     plain = value.detach()
     parts = {name: getattr(plain, name)() for name in _SPARSE_PARTS[value.layout]}
+    coalesced = value.layout is torch.sparse_coo and value.is_coalesced()
+    _checked_for_save(
+        path,
+        lambda: _check_sparse(value.layout, list(value.shape), [*parts.values()], coalesced),
+    )
     node = {
         "$": "sparse",
         "layout": str(value.layout).removeprefix("torch."),
         "size": list(value.shape),
         "parts": list(parts_of(writer, parts, path).values()),
     }
-    coalesced = value.layout is torch.sparse_coo and value.is_coalesced()
     return node | ({"coalesced": True} if coalesced else {}) | _grad(value)
 
 
@@ -117,24 +151,35 @@ def _read_sparse(reader: Reader, fields: Fields) -> Tensor:
     if not all(isinstance(part, Tensor) for part in parts):
         raise fields.fail("parts: expected tensors")
 
-    def make() -> Tensor:
-        if layout is torch.sparse_coo:
-            indices, values = parts
-            return torch.sparse_coo_tensor(
-                indices, values, size, check_invariants=True, is_coalesced=coalesced
-            )
-        outer, inner, values = parts
-        return torch.sparse_compressed_tensor(
-            outer, inner, values, size, layout=layout, check_invariants=True
-        )
+    return assemble(fields, lambda: _make_sparse(layout, size, parts, coalesced))
 
-    return assemble(fields, make)
+
+def _check_sparse(
+    layout: torch.layout, size: list[int], parts: list[Tensor], coalesced: bool
+) -> None:
+    _make_sparse(layout, size, parts, coalesced)
+
+
+def _make_sparse(
+    layout: torch.layout, size: list[int], parts: list[Tensor], coalesced: bool
+) -> Tensor:
+    _check_table(*parts[:-1])
+    if layout is torch.sparse_coo:
+        indices, values = parts
+        return torch.sparse_coo_tensor(
+            indices, values, size, check_invariants=True, is_coalesced=coalesced
+        )
+    outer, inner, values = parts
+    return torch.sparse_compressed_tensor(
+        outer, inner, values, size, layout=layout, check_invariants=True
+    )
 
 
 def write_nested(writer: Writer, value: Tensor, path: str) -> Node:
     """The node of a nested tensor of the strided layout."""
     plain = value.detach()
     tables = {name: getattr(plain, name)() for name in _NESTED_TABLES}
+    _checked_for_save(path, lambda: _check_nested(plain.values(), *tables.values()))
     parts = [writer.node(plain.values(), paths.below(path, "values"))]
     for name, table in tables.items():
         # Torch wants these on the CPU wherever the values are.
@@ -149,28 +194,27 @@ def _read_nested(reader: Reader, fields: Fields) -> Tensor:
         raise fields.fail("parts: expected four tensors")
 
     def make() -> Tensor:
-        _check_nested(fields, *parts)
+        _check_nested(*parts)
         return torch._nested_view_from_buffer(*parts)
 
     return assemble(fields, make)
 
 
-def _check_nested(
-    fields: Fields, buffer: Tensor, sizes: Tensor, strides: Tensor, offsets: Tensor
-) -> None:
+def _check_nested(buffer: Tensor, sizes: Tensor, strides: Tensor, offsets: Tensor) -> None:
     """Torch trusts these numbers with its memory: check that they stay in the buffer."""
+    _check_table(sizes, strides, offsets)
     tables = (sizes, strides, offsets)
     plain = all(t.dtype is torch.int64 and t.device.type == "cpu" for t in tables)
     fits = sizes.shape == strides.shape and offsets.shape == sizes.shape[:1]
     if not plain or not fits or buffer.dim() != 1 or sizes.dim() not in (1, 2):
-        raise fields.fail("its tables of sizes, strides and offsets do not match")
+        raise ValueError("its tables of sizes, strides and offsets do not match")
     rows = zip(sizes.tolist(), strides.tolist(), offsets.tolist(), strict=True)
     for size, stride, offset in rows if sizes.dim() == 2 else ():
         if min([*size, *stride, offset]) < 0:
-            raise fields.fail("a size, stride or offset is negative")
+            raise ValueError("a size, stride or offset is negative")
         last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
         if 0 not in size and last >= buffer.numel():
-            raise fields.fail(f"a part reaches element {last} of {buffer.numel()}")
+            raise ValueError(f"a part reaches element {last} of {buffer.numel()}")
 
 
 def write_jagged(writer: Writer, value: Any, path: str) -> Node:
@@ -178,6 +222,10 @@ def write_jagged(writer: Writer, value: Any, path: str) -> Node:
     parts = {"values": value._values, "offsets": value._offsets}
     if value._lengths is not None:
         parts["lengths"] = value._lengths
+    _checked_for_save(
+        path,
+        lambda: _check_jagged(value._values, value._offsets, value._lengths, value._ragged_idx),
+    )
     node = {"$": "jagged", "dim": value._ragged_idx} | parts_of(writer, parts, path)
     if value._min_seqlen_tensor is not None:
         node["min"] = value._get_min_seqlen()
@@ -193,29 +241,28 @@ def _read_jagged(reader: Reader, fields: Fields) -> Tensor:
     dim = fields.integer("dim")
 
     def make() -> Tensor:
-        _check_jagged(fields, values, offsets, lengths, dim)
+        _check_jagged(values, offsets, lengths, dim)
         return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, dim, low, high)
 
     return assemble(fields, make)
 
 
-def _check_jagged(
-    fields: Fields, values: Tensor, offsets: Tensor, lengths: Tensor | None, dim: int
-) -> None:
+def _check_jagged(values: Tensor, offsets: Tensor, lengths: Tensor | None, dim: int) -> None:
     """Torch's constructor believes the offsets; operators then read wherever they point."""
     tables = [offsets] if lengths is None else [offsets, lengths]
+    _check_table(*tables)
     integers = all(t.dtype in (torch.int32, torch.int64) and t.dim() == 1 for t in tables)
     if not integers or len(offsets) < 1 or not 1 <= dim <= values.dim():
-        raise fields.fail("its values, offsets and dim do not match")
+        raise ValueError("its values, offsets and dim do not match")
     starts = offsets.tolist()
     steps = [b - a for a, b in itertools.pairwise(starts)]
     lasting = steps if lengths is None else lengths.tolist()
     inside = starts[0] >= 0 and starts[-1] <= values.shape[dim - 1]
     if not inside or min(steps, default=0) < 0 or len(lasting) < len(steps):
-        raise fields.fail("its offsets do not ascend within its values")
+        raise ValueError("its offsets do not ascend within its values")
     rows = zip(starts, lasting, strict=False)
     if any(n < 0 or start + n > values.shape[dim - 1] for start, n in rows):
-        raise fields.fail("its lengths reach beyond its values")
+        raise ValueError("its lengths reach beyond its values")
 
 
 def write_quantized(writer: Writer, value: Tensor, path: str) -> Node:
@@ -268,10 +315,10 @@ def _read_quantized(reader: Reader, fields: Fields) -> Tensor:
     expected = size if packed == 1 else [_packed_bytes(size, packed)]
     if list(ints.shape) != expected:
         raise fields.fail(f"ints: expected shape {expected}, found {tuple(ints.shape)}")
-    stride = ints.stride() if packed == 1 else torch.empty(size, device="meta").stride()
     made = _empty_quantized(reader, fields, dtype, size, ints.device)
 
     def make() -> Tensor:
+        stride = ints.stride() if packed == 1 else torch.empty(size, device="meta").stride()
         with torch.no_grad():
             made.set_(ints.untyped_storage(), ints.storage_offset(), tuple(size), stride)
         return made
@@ -302,12 +349,14 @@ def _empty_quantized(
         raise fields.fail("axis, scales and zero points do not match its size")
     # No elements, but as many channels as there are scales.
     hollow = [n if dim == axis else 0 for dim, n in enumerate(size)]
-    return assemble(
-        fields,
-        lambda: torch._empty_per_channel_affine_quantized(
+
+    def make() -> Tensor:
+        _check_table(scales, zeros)
+        return torch._empty_per_channel_affine_quantized(
             hollow, scales=scales, zero_points=zeros, axis=axis, dtype=dtype, device=device
-        ),
-    )
+        )
+
+    return assemble(fields, make)
 
 
 READERS: Final[dict[str, Read]] = {

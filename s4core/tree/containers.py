@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict, defaultdict
+import sys
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -14,6 +15,9 @@ from s4core.tree.writing import Node, Write, Writer
 
 __all__ = ["READERS", "WRITERS", "may_be_attribute", "write_attributes"]
 
+# Python's hashes of numbers are no secret: keys chosen to share one make every look-up a
+# search through all of them. No honest container has so many.
+_MAX_ALIKE: Final = 256
 # What a defaultdict may make: classes of Python's own whose call without arguments is
 # harmless.
 _FACTORIES: Final[dict[str, type]] = {
@@ -42,8 +46,9 @@ def _write_set(writer: Writer, value: set[Any] | frozenset[Any], path: str) -> N
 
 def _read_set(reader: Reader, fields: Fields) -> set[Any]:
     found: set[Any] = set()
+    keys = _Keys(reader, fields)
     for item in reader.children(fields, "items"):
-        _check_new(fields, item, found)
+        keys.check(item, found)
         found.add(item)
     return found
 
@@ -52,13 +57,29 @@ def _read_frozenset(reader: Reader, fields: Fields) -> frozenset[Any]:
     return frozenset(_read_set(reader, fields))
 
 
-def _check_new(fields: Fields, key: Any, found: set[Any] | dict[Any, Any]) -> None:
-    try:
-        hash(key)
-    except TypeError:
-        raise fields.fail(f"a {type(key).__name__} cannot be a key") from None
-    if key in found:
-        raise fields.fail(f"a {type(key).__name__} stands twice among the keys")
+class _Keys:
+    """Checks the keys of one container as they come."""
+
+    def __init__(self, reader: Reader, fields: Fields) -> None:
+        self._fields = fields
+        self._most = _MAX_ALIKE if reader.weights_only else sys.maxsize
+        self._alike: Counter[int] = Counter()
+
+    def check(self, key: Any, found: set[Any] | dict[Any, Any]) -> None:
+        """Refuse a key that cannot be one, is there, or is made to be slow."""
+        name = type(key).__name__
+        try:
+            mark = hash(key)
+        except TypeError:
+            raise self._fields.fail(f"a {name} cannot be a key") from None
+        self._alike[mark] += 1
+        if self._alike[mark] > self._most:
+            raise self._fields.fail(
+                f"more than {self._most} keys share one hash, which only malice does; "
+                "pass weights_only=False if you trust whoever wrote this checkpoint"
+            )
+        if key in found:
+            raise self._fields.fail(f"a {name} stands twice among the keys")
 
 
 def _write_dict(writer: Writer, value: dict[Any, Any], path: str) -> Node:
@@ -77,11 +98,12 @@ def _pairs(writer: Writer, value: Mapping[Any, Any], path: str) -> Node:
 
 
 def _read_pairs(reader: Reader, fields: Fields, into: dict[Any, Any]) -> None:
+    keys = _Keys(reader, fields)
     for number, pair in enumerate(fields.items("items")):
         if type(pair) is not list or len(pair) != 2:
             raise fields.fail(f"items[{number}]: expected a key and a value")
         key = reader.value(pair[0], paths.key_of(fields.path, number))
-        _check_new(fields, key, into)
+        keys.check(key, into)
         into[key] = reader.value(pair[1], paths.below(fields.path, *paths.segments([key])))
 
 

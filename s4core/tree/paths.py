@@ -52,12 +52,14 @@ def shown(path: str) -> str:
 def segments(keys: Iterable[object]) -> list[str]:
     """One segment for each key of a container, no two the same."""
     found: dict[str, None] = {}
+    numbers: dict[str, int] = {}  # the last one that was given out
     for key in keys:
         text = _text(key)
-        name, number = text, 1
+        name, number = text, numbers.get(text, 1)
         while name in found:
             number += 1
             name = f"{text}~{number}"
+        numbers[text] = number
         found[name] = None
     return list(found)
 

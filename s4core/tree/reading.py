@@ -127,7 +127,9 @@ class Reader:
     shared: frozenset[str]
     tensors: Sequence[Tensor | None]
     weights_only: bool
-    _known: dict[str, Any] = field(default_factory=dict)
+    _known: dict[int, Any] = field(default_factory=dict)
+    _outlines: dict[str, int] = field(default_factory=dict)
+    _numbers: dict[int, int] = field(default_factory=dict)  # by the id of a node
 
     def value(self, node: Node, path: str) -> Any:
         """Return the value of a node.
@@ -166,10 +168,33 @@ class Reader:
             )
         if kind not in self.shared:
             return self._read(read, node, path)
-        identity = json.dumps(node, sort_keys=True)
+        identity = self._identity(node)
         if identity not in self._known:
             self._known[identity] = self._read(read, node, path)
         return self._known[identity]
+
+    def _identity(self, node: dict[str, Node]) -> int:
+        """A number for a node with identity: the same one for equal nodes.
+
+        Nodes within it stand for themselves by their own numbers, so that each value of a
+        tree is looked at once however deep it lies.
+        """
+        number = self._numbers.get(id(node))
+        if number is None:
+            text = json.dumps({k: self._outline(v) for k, v in node.items()}, sort_keys=True)
+            number = self._outlines.setdefault(text, len(self._outlines))
+            self._numbers[id(node)] = number
+        return number
+
+    def _outline(self, node: Node) -> Node:
+        if type(node) is list:
+            return [self._outline(item) for item in node]
+        if type(node) is not dict:
+            return node
+        kind = node.get("$")
+        if type(kind) is str and kind in self.shared:
+            return {"$": self._identity(node)}  # no kind is a number
+        return {key: self._outline(item) for key, item in node.items()}
 
     def _read(self, read: Read, node: dict[str, Node], path: str) -> Any:
         fields = Fields(node, path)

@@ -113,7 +113,9 @@ def _read_bytes(reader: Reader, fields: Fields) -> bytes:
     tensor = reader.tensor(fields)
     if tensor.dtype is not torch.uint8 or tensor.dim() != 1 or tensor.device.type != "cpu":
         raise fields.fail(f"expected a tensor of bytes, found {tensor.dtype} on {tensor.device}")
-    return bytes(tensor.contiguous().numpy().data)
+    if not tensor.is_contiguous():
+        raise fields.fail("expected bytes one after the other, found gaps or repetitions")
+    return bytes(tensor.numpy().data)
 
 
 def _read_bytearray(reader: Reader, fields: Fields) -> bytearray:

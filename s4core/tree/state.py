@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
@@ -79,6 +80,8 @@ def flatten(state: Any, *, allow_pickle: bool = False, allow_classes: bool = Fal
         tree = writer.node(state, "")
     except RecursionError:
         raise StateError("the state is nested too deeply for Python's stack; flatten it") from None
+    except MemoryError as error:
+        raise StateError(f"no memory for a copy of a part of the state: {error}") from error
     if levels(tree) > MAX_LEVELS:
         raise StateError(
             f"the state nests {levels(tree)} levels of JSON: expected at most {MAX_LEVELS}; "
@@ -89,13 +92,15 @@ def flatten(state: Any, *, allow_pickle: bool = False, allow_classes: bool = Fal
 
 def _choose(_: Writer, value: Any) -> Write:
     """The writer of a value whose exact class the table does not list."""
-    if isinstance(value, Tensor):
+    # By the real class: `isinstance` believes an object's `__class__`, which may lie.
+    cls = type(value)
+    if issubclass(cls, Tensor):
         return tensors.write_tensor
-    if isinstance(value, np.dtype):
+    if issubclass(cls, np.dtype):
         return arrays.write_dtype
-    if isinstance(value, np.generic):
+    if issubclass(cls, np.generic):
         return arrays.write_scalar
-    if isinstance(value, Enum):
+    if issubclass(cls, Enum):
         return classes.write_enum
     if classes.is_namedtuple(value):
         return classes.write_namedtuple
@@ -119,7 +124,21 @@ def unflatten(tree: Node, tensors: Sequence[Tensor | None], *, weights_only: boo
     """
     if levels(tree) > MAX_LEVELS:
         raise FormatError(f"the tree nests more than {MAX_LEVELS} levels")
-    try:
+
+    def read() -> Any:
         return Reader(_READERS, _SHARED, tensors, weights_only).value(tree, "")
+
+    try:
+        return read()
+    except RecursionError:
+        # The caller's stack may be deep by itself; a thread begins with an empty one. What
+        # could be saved must load, from wherever it is called.
+        with ThreadPoolExecutor(1, thread_name_prefix="s4-tree") as fresh:
+            return fresh.submit(_refusing, read).result()
+
+
+def _refusing(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
     except RecursionError:
         raise FormatError("the tree is nested too deeply for Python's stack") from None

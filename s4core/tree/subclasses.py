@@ -66,6 +66,8 @@ def _read_subclass(reader: Reader, fields: Fields) -> Tensor:
     made = _put_together(fields, lambda: unflatten(inner, context, torch.Size(size), tuple(stride)))
     if type(made) is not cls:
         raise fields.fail(f"class {name} made a {type(made).__name__}")
+    if made.layout is torch.jagged:
+        raise fields.fail("a jagged tensor has a kind of node of its own, whose parts are checked")
     if is_param:
         return assemble(fields, lambda: nn.Parameter(made, requires_grad=False))
     return assemble(fields, lambda: made)

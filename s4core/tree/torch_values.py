@@ -48,9 +48,12 @@ def _read_device(_: Reader, fields: Fields) -> torch.device:
     name = fields.text("type")
     index = None if fields.raw("index") is None else fields.integer("index")
     try:
-        return torch.device(name) if index is None else torch.device(name, index)
+        found = torch.device(name) if index is None else torch.device(name, index)
     except (RuntimeError, ValueError, OverflowError) as error:
         raise fields.fail(f"torch has no such device: {error}") from None
+    if (found.type, found.index) != (name, index):  # torch keeps 8 bits of the number
+        raise fields.fail(f"torch has no such device: it makes {found} of {name!r} and {index}")
+    return found
 
 
 WRITERS: Final[dict[type, Write]] = {
