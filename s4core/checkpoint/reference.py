@@ -59,7 +59,8 @@ class Reference:
             buffers.give_back(spare)
         for number, array in enumerate(snapshot.arrays):
             words = array.gather()
-            if array.bytes > budget_bytes:
+            # Nothing is ever a delta against an array that is derived.
+            if array.bytes > budget_bytes or self.manifest.arrays[number].derived:
                 if snapshot.frozen:
                     spare[array.key] = words
                 continue
