@@ -18,18 +18,31 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, Final
 
 from s4core.errors import FormatError, KeyNotFoundError, StateError
 from s4core.refs import STORE_DIRECTORY, read_ref
 from s4core.stores import Entry, Store, open_store
 
 try:
+    from fsspec import register_implementation
     from fsspec.spec import AbstractFileSystem
 except ImportError as error:
     raise ImportError(f"s4:// needs fsspec ({error}); run: pip install fsspec") from error
 
-__all__ = ["S4FileSystem"]
+__all__ = ["PROTOCOL", "S4FileSystem", "register", "to_s4"]
+
+PROTOCOL: Final = "s4"
+
+
+def register() -> None:
+    """Tell fsspec of `s4://`, where the installed package's entry point has not."""
+    register_implementation(PROTOCOL, S4FileSystem, clobber=True)
+
+
+def to_s4(url: str) -> str:
+    """Return `s4://...` for `s3://...`; anything else stays."""
+    return f"{PROTOCOL}://{url[5:]}" if url.startswith("s3://") else url
 
 
 class S4FileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
@@ -40,7 +53,7 @@ class S4FileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no t
         storage_options: fsspec's own.
     """
 
-    protocol = "s4"
+    protocol = PROTOCOL
     cachable = False
     root_marker = ""
 

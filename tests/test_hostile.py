@@ -348,7 +348,6 @@ def test_what_takes_no_bytes_is_a_sentence(target: Any) -> None:
         s4weights.save({"a": 1}, target)
 
 
-@pytest.mark.xfail(strict=True, reason="checkpoint/snapshot.py: an array that no tensor views")
 def test_an_array_without_a_tensor_is_exported_or_refused(tmp_path: Path) -> None:
     file = tmp_path / "x.s4"
     place = tensor("float32", [2], [1])
@@ -357,7 +356,6 @@ def test_an_array_without_a_tensor_is_exported_or_refused(tmp_path: Path) -> Non
         export_state(open_reader(file), tmp_path / "y.s4", weights_only=True)
 
 
-@pytest.mark.xfail(strict=True, reason="stores/local.py replaces /dev/null and pipes by a file")
 def test_a_save_does_not_replace_what_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(StoreError):

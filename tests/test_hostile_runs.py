@@ -36,7 +36,7 @@ def test_a_ref_does_not_lead_to_another_kind_of_store(
 
 @pytest.mark.parametrize("step", [True, 1 << 64])
 def test_what_could_not_be_read_is_not_written(tmp_path: Path, step: int) -> None:
-    with pytest.raises(FormatError, match="step .*expected an integer of at most 64 bits"):
+    with pytest.raises(S4Error, match="step .*expected an integer"):
         s4weights.open(tmp_path).save({"a": 1}, name="x", step=step)
 
 
@@ -46,7 +46,6 @@ def test_meta_that_is_no_json_is_a_sentence(tmp_path: Path, value: Any) -> None:
         s4weights.open(tmp_path).save({"a": 1}, step=1, meta={"x": value})
 
 
-@pytest.mark.xfail(strict=True, reason="checkpoint/run.py: gc does not see such a ref's checkpoint")
 def test_a_checkpoint_with_a_slash_in_its_name_survives_gc(tmp_path: Path) -> None:
     try:
         s4weights.open(tmp_path).save({"a": torch.arange(1000.0)}, name="sub/x")
@@ -56,20 +55,17 @@ def test_a_checkpoint_with_a_slash_in_its_name_survives_gc(tmp_path: Path) -> No
     s4weights.open(tmp_path).load(name="sub/x")
 
 
-@pytest.mark.xfail(strict=True, reason="checkpoint/run.py: names below .s4 are the store's own")
 def test_a_checkpoint_is_not_named_below_the_store(tmp_path: Path) -> None:
     with pytest.raises(S4Error):
         s4weights.open(tmp_path).save({"a": 1}, name=".s4/checkpoints/x.json")
 
 
-@pytest.mark.xfail(strict=True, reason="checkpoint/run.py: no check of step and meta before a save")
 @pytest.mark.parametrize("asked", [{"step": 1.5}, {"step": "1"}, {"step": 1, "meta": {2: 3}}])
 def test_a_step_or_meta_of_another_type_is_a_sentence(tmp_path: Path, asked: Any) -> None:
     with pytest.raises(StateError):
         s4weights.open(tmp_path).save({"a": 1}, **asked)
 
 
-@pytest.mark.xfail(strict=True, reason="checkpoint/run.py: step -1 is saved, but never listed")
 def test_a_negative_step_is_refused_or_found_again(tmp_path: Path) -> None:
     run = s4weights.open(tmp_path)
     with contextlib.suppress(StateError):

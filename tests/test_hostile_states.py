@@ -150,7 +150,6 @@ def test_a_view_too_large_to_copy_is_a_sentence() -> None:
         saved({"x": huge})
 
 
-@pytest.mark.xfail(strict=True, reason="pipeline/encode.py takes the digest after the comparison")
 def test_words_changed_between_comparison_and_digest_do_not_make_a_bad_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -88,7 +88,7 @@ BAD: dict[str, dict[str, Any]] = {
     r"shards\[0\]: key '\.\./x'": {"shards": (ShardEntry("../x", 1),)},
     r"shards\[0\]: key '/x'": {"shards": (ShardEntry("/x", 1),)},
     "depth 3: the arrays' largest is 0": {"depth": 3},
-    r"arrays\[0\]: expected exactly one of at, same, data and derived": {"arrays": (array(at=None),)},
+    r"arrays\[0\]: expected exactly one of at, same, data and": {"arrays": (array(at=None),)},
     r"arrays\[0\]: at shard 1: there are 1": {"arrays": (array(at=(1, 0)),)},
     r"arrays\[0\]: digest 'q'": {"arrays": (array(digest="q"),)},
     r"arrays\[0\]: dtype 'float3' is not known.*upgrade": {"arrays": (array(dtype="float3"),)},

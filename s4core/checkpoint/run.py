@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from s4core.catalogue import Catalogue, step_name
+from s4core.checkpoint.asking import check_meta, check_name, check_step
 from s4core.checkpoint.check import Finding, Verifier
 from s4core.checkpoint.collect import Sweep
 from s4core.checkpoint.committer import Asked, Committer, Prepare
@@ -135,9 +136,8 @@ class Run:
         """
         if name is None and step is None:
             raise StateError("a checkpoint needs a step or a name: save(state, step=100)")
-        if any(key.startswith(OWN_META) for key in meta or ()):
-            raise StateError(f"meta: keys that start with {OWN_META!r} are the writer's own")
-        chosen = step_name(step) if name is None else name  # type: ignore[arg-type]
+        step, about = check_step(step), check_meta(meta, OWN_META)
+        chosen = step_name(step) if name is None else check_name(name)  # type: ignore[arg-type]
         self.raise_pending()
         self._worker.wait(0 if wait else self.options.max_in_flight - 1)
         handle = SaveHandle()
@@ -147,7 +147,7 @@ class Run:
             allow_classes=self.options.allow_classes,
         )
         handle.total_bytes = snapshot.raw_bytes
-        asked = Asked(chosen, step, dict(meta or {}), handle)
+        asked = Asked(chosen, step, about, handle)
         if wait or snapshot.raw_bytes > self.options.host_bytes:
             self._worker.wait()
             return handle.follow(_done(self._finish(asked, partial(self._prepare, snapshot))))

@@ -78,7 +78,7 @@ def snapshot_of(reader: Reader) -> Snapshot:
     keys = {number: key for key, number in array_keys(manifest).items()}
     arrays = tuple(
         Array(
-            keys[number],
+            keys.get(number, f"array {number}"),
             dtypes.lookup(entry.dtype),
             entry.words,
             partial(reader.array, number),

@@ -30,6 +30,7 @@ from s4core.kernels.staging import (
     MIN_SCRATCH_BYTES,
     aligned,
     device_bytes,
+    is_out_of_memory,
     new_event,
     new_stream,
     scratch_budget,
@@ -90,7 +91,10 @@ def _on_device(
         while True:
             try:
                 return _Encoding(items, device, on, verify, budget).run()
-            except torch.cuda.OutOfMemoryError as error:
+            except RuntimeError as error:
+                # Not only torch's allocator runs out: a stream or an event may find no room.
+                if not is_out_of_memory(error):
+                    raise
                 on.synchronize()
                 budget = _smaller(budget, device, error)
 

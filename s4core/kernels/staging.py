@@ -16,6 +16,7 @@ __all__ = [
     "MIN_SCRATCH_BYTES",
     "aligned",
     "device_bytes",
+    "is_out_of_memory",
     "new_event",
     "new_stream",
     "scratch_budget",
@@ -58,6 +59,11 @@ def to_device(table: NDArray[Any], device: torch.device) -> Tensor:
     host = torch.empty(table.nbytes, dtype=torch.uint8, pin_memory=True)
     host.numpy()[:] = table.view(np.uint8)
     return host.to(device, non_blocking=True)
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether an error says that a device, or its page-locked memory, is full."""
+    return isinstance(error, torch.cuda.OutOfMemoryError) or "out of memory" in str(error)
 
 
 def new_stream(device: torch.device) -> torch.cuda.Stream:

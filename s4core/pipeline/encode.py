@@ -246,23 +246,24 @@ class _ChunkWork:
             kind=self.job.delta,
             side=side,
         )
-        if self.verify:
-            self._compare(chunk, words, base, encoded, side)
+        # The digest is of what the blobs decode to, whatever happens to the words meanwhile.
+        proven = self._decoded(chunk, words, base, encoded, side) if self.verify else words
         rows = np.zeros(len(encoded), BLOB_DTYPE)
         for row, plane in zip(rows, encoded, strict=True):
             row["checksum"] = digests.checksum(plane.data)
             row["length"], row["codec"], row["param"] = len(plane.data), plane.codec, plane.param
         # Chunks are whole numbers of pieces, so a chunk's pieces are the array's.
-        return _Chunk(rows, encoded, digests.pieces(words))
+        return _Chunk(rows, encoded, digests.pieces(proven))
 
-    def _compare(
+    def _decoded(
         self,
         chunk: int,
         words: NDArray[np.uint8],
         base: NDArray[np.uint8] | None,
         encoded: list[EncodedPlane],
         side: Side,
-    ) -> None:
+    ) -> NDArray[np.uint8]:
+        """Decode a chunk again and compare it; the outcome is this thread's scratch."""
         again = _scratch(len(words))
         planes = [(plane.codec, plane.param, plane.data) for plane in encoded]
         decode_chunk(
@@ -282,3 +283,4 @@ class _ChunkWork:
                 "the tensor was changed while it was being saved, or this machine's memory or "
                 "processor is faulty"
             )
+        return again

@@ -62,6 +62,11 @@ class LocalStore(Store):
 
     def _put(self, key: str, views: Iterator[memoryview], how: Put) -> None:
         path = self._path(key)
+        if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+            raise StoreError(
+                f"{self.url_of(key)} is a pipe or a device, which a file would replace: expected "
+                "a file or nothing; choose another name"
+            )
         if not how.replace and os.path.exists(path):  # only saves the work; `publish` decides
             raise self._name_taken(key)
         with TemporaryFile(path, self.url_of(key)) as file:

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from s4core.metrics import report_error, report_save
 from s4core.runner.exposition import METRICS, exposition
 from s4core.runner.intake import Counters, Intake
-from s4core.metrics import report_error, report_save
 
 SAVE = {
     "step": 7, "raw_bytes": 100, "stored_bytes": 40, "pause_seconds": 0.1, "upload_seconds": 1,
