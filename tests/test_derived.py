@@ -263,6 +263,31 @@ def test_moments_are_coded_under_each_other_and_come_back(tmp_path: Path) -> Non
     assert all(finding.ok for finding in run.verify(full=False))
 
 
+def test_contexts_and_grids_reach_over_several_chunks(tmp_path: Path) -> None:
+    random = torch.Generator().manual_seed(6)
+    scale = torch.exp(
+        2 * torch.randn(700, 1, generator=random) + torch.randn(501, generator=random)
+    )
+    second = (1e-6 * scale * (1 + torch.rand(700, 501, generator=random))).bfloat16()
+    first = (second.float().sqrt() * torch.randn(700, 501, generator=random)).bfloat16()
+    weights = 0.02 * torch.randn(700, 501, generator=random)
+    run = s4weights.open(tmp_path)
+    states = [
+        {"w": (weights + 1e-4 * step).bfloat16(), "exp_avg": first, "exp_avg_sq": second + step}
+        for step in range(2)
+    ]
+    for step, state in enumerate(states):
+        run.save(state, step)
+    assert {"codec:rans.ctx", "codec:rans.grid"} <= set(run.reader(0).manifest.requires)
+    assert "codec:rans.ctx" in run.reader(1).manifest.requires
+    for step, state in enumerate(states):
+        assert_same_state(state, s4weights.load_checkpoint(tmp_path, step=step))
+    part = run.reader(1).slice("w", 300_000, 300_100)
+    assert torch.equal(part, states[1]["w"].view(-1)[300_000:300_100])
+    part = run.reader(0).slice("exp_avg", 300_000, 300_100)
+    assert torch.equal(part, first.view(-1)[300_000:300_100])
+
+
 def kin(*tensors: torch.Tensor) -> Kin:
     return Kin(
         [
