@@ -289,6 +289,17 @@ def test_verify_checks_an_array_that_begins_where_a_constant_one_ends(tmp_path: 
     assert "damaged" in finding.error
 
 
+@pytest.mark.parametrize("words", [0, 1024, 20_000])
+def test_a_slice_of_an_array_with_another_number_of_words_is_refused(
+    tmp_path: Path, words: int
+) -> None:
+    file, place = tmp_path / "x.s4", tensor("uint8", [10_000], [1])
+    document = manifest(arrays=[stored(10_000)], tensors=[place], tree=T0)
+    file.write_bytes(forge(document, *constant(words, chunk_words=1024)))
+    with pytest.raises(FormatError, match=f"array 0: {words} words of 1 bytes: its manifest says"):
+        open_reader(file).slice("w", 5000, 5010)
+
+
 def test_a_huge_file_that_begins_like_a_ref_is_not_read(tmp_path: Path) -> None:
     file = tmp_path / "x"
     file.write_bytes(b"{")

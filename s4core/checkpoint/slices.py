@@ -19,9 +19,10 @@ from torch import Tensor
 from s4core import dtypes, tree
 from s4core.checkpoint.plan import Node, plan
 from s4core.checkpoint.shards import Shard
-from s4core.errors import KeyNotFoundError, StateError
+from s4core.errors import FormatError, KeyNotFoundError, StateError
 from s4core.format import ArrayRecord, BlobSpan
 from s4core.manifest import TensorEntry
+from s4core.memory import check_available
 from s4core.pipeline import Step, Task, decompress
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ class LazyTensors(Mapping[str, Tensor]):
 
     def __init__(self, reader: Reader, map_location: object = None) -> None:
         self._reader, self._map_location = reader, map_location
-        self._paths = [path for tensor in reader.manifest.tensors for path in tensor.paths]
+        found = (path for tensor in reader.manifest.tensors for path in tensor.paths)
+        self._paths = dict.fromkeys(found)
 
     def __getitem__(self, path: str) -> Tensor:
         if path not in self._paths:
@@ -113,6 +115,16 @@ def _is_plain(entry: TensorEntry, count: int, node: Node) -> bool:
     return fits and same and node.companion is None and bool(node.steps)
 
 
+def _check_record(record: ArrayRecord, node: Node, where: str) -> None:
+    """Refuse a record of other words than the manifest's: chunks would be sought in vain."""
+    words, word_bytes = node.entry.words, dtypes.lookup(node.entry.dtype).word_bytes
+    if (record.words, record.word_bytes) != (words, word_bytes):
+        raise FormatError(
+            f"{where}: {record.words} words of {record.word_bytes} bytes: its manifest says "
+            f"{words} of {word_bytes}"
+        )
+
+
 @dataclass(frozen=True)
 class _Part:
     """Some chunks of one array, in each of its stored steps.
@@ -138,7 +150,9 @@ class _Part:
         for link in node.steps:
             shard, span = reader.span(link)
             _, entry = link.entry.at or (0, 0)
-            places.append((shard, span, shard.index.arrays[entry]))
+            record = shard.index.arrays[entry]
+            _check_record(record, node, f"{shard.where}: array {entry}")
+            places.append((shard, span, record))
         chunk = max(record.chunk_words for _, _, record in places)
         if any(chunk % record.chunk_words for _, _, record in places):
             return None
@@ -157,6 +171,7 @@ class _Part:
             for place, link in zip(self.places, self.node.steps, strict=True)
         ]
         elements = (self.words[1] - self.words[0]) // dtype.words_per_element
+        check_available(elements * dtype.itemsize, self.where)
         out = tree.empty(self.node.entry.dtype, elements, torch.device("cpu"))
         decompress([Task(self.where, steps, dtype, out, digest=None)])
         begin, end = (word // dtype.words_per_element for word in self.wanted)
