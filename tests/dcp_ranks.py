@@ -33,7 +33,7 @@ from torch.distributed.fsdp import fully_shard
 
 import s4core.dcp as s4dcp
 from s4core.repository import Repository
-from s4weights import KeyNotFoundError, StoreError
+from s4weights import KeyNotFoundError, StateError, StoreError
 
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
@@ -187,6 +187,11 @@ def failing(url: str, _: str) -> None:
         with pytest.raises(StoreError, match="rank 1: the disk is full"):
             s4dcp.async_save(changed, other).result(60)
     Repository.put_shard = put  # type: ignore[method-assign]
+    mine = {"odd": torch.eye(3).to_sparse()} if dist.get_rank() == 1 else {}
+    with pytest.raises(StateError, match="rank 1: odd: a sparse tensor"):
+        s4dcp.save(state | mine, url + "-new")
+    with pytest.raises(StateError, match="rank 1: odd: a sparse tensor"):
+        s4dcp.async_save(state | mine, url + "-new").result(60)
     with pytest.raises(KeyNotFoundError, match="nothing is stored there"):
         s4dcp.load(state, url + "-new")
     loaded = {name: torch.zeros_like(tensor) for name, tensor in state.items()}

@@ -72,16 +72,13 @@ def async_save(
     All ranks call this. It first waits for the one before. Arguments as for `save`.
 
     Returns:
-        What `save` returns or raises, when it is committed.
-
-    Raises:
-        StateError: the state holds something that cannot be stored; on this rank.
+        What `save` returns or raises, when it is committed: also that the state holds
+        something that cannot be stored, on whichever rank.
     """
     writer, group = S4StorageWriter(url, **options), _own.get()
-    with _own_errors():
-        running: Any = state_dict_saver.async_save(
-            state_dict, storage_writer=writer, planner=planner, process_group=group
-        )
+    running: Any = state_dict_saver.async_save(
+        state_dict, storage_writer=writer, planner=planner, process_group=group
+    )
     _own.lend(running)
     done: Future[CheckpointInfo | None] = Future()
     running.add_done_callback(partial(_pass_on, done, lambda: writer.info))

@@ -53,12 +53,14 @@ class _Save:
         started: when, by the monotonic clock.
         pause_seconds: that the caller waited; None: until it is committed.
         checkpoint: its id, on the coordinator.
+        failure: what went wrong in `stage`.
     """
 
     staged: Staged = field(default_factory=Staged)
     started: float = field(default_factory=time.monotonic)
     pause_seconds: float | None = None
     checkpoint: str = ""
+    failure: Exception | None = None
 
 
 class S4StorageWriter(StorageWriter, AsyncStager):
@@ -136,16 +138,19 @@ class S4StorageWriter(StorageWriter, AsyncStager):
         Tensors on GPUs are encoded into host memory, others copied. One save at a time: a
         state staged before is forgotten.
 
+        What goes wrong is raised by the save that follows, on every rank: the others are
+        about to wait for this one.
+
         Returns:
             The state with meta tensors, for `dcp.save`.
-
-        Raises:
-            StateError: it holds something that cannot be stored.
-            CodecError: a chunk did not decode to the words it came from.
         """
         started, mirror = time.monotonic(), Mirror()
-        mirrored = mirror.state(state_dict)
-        staged = Staged.of(mirror.leaves, mirror.metas, self._encoder, self._buffers)
+        try:
+            mirrored = mirror.state(state_dict)
+            staged = Staged.of(mirror.leaves, mirror.metas, self._encoder, self._buffers)
+        except Exception as error:  # noqa: BLE001  # raised by set_up_storage_writer
+            self._next = _Save(failure=error)
+            return {}
         self._next = _Save(staged, started, time.monotonic() - started)
         return mirrored
 
@@ -160,10 +165,14 @@ class S4StorageWriter(StorageWriter, AsyncStager):
         """Begin a save; called on all ranks.
 
         Raises:
-            StateError: `use_collectives=False`: no rank would know of the others' shards.
+            StateError: `use_collectives=False`: no rank would know of the others' shards. Or
+                what was to be staged holds something that cannot be stored.
+            CodecError: in staging, a chunk did not decode to the words it came from.
         """
         self.info = None
         self._save, self._next = self._next or _Save(), None
+        if self._save.failure is not None:
+            raise self._save.failure
         if not kwargs.get("use_collectives", True):
             raise StateError(
                 "use_collectives=False makes a checkpoint of each rank's own: S4 writes one for "
