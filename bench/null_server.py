@@ -19,6 +19,7 @@ UPLOAD = (
     b"<InitiateMultipartUploadResult><Bucket>b</Bucket><Key>k</Key>"
     b"<UploadId>null</UploadId></InitiateMultipartUploadResult>"
 )
+NO_UPLOADS = b"<ListMultipartUploadsResult></ListMultipartUploadsResult>"
 COMPLETE = (
     b"<CompleteMultipartUploadResult><Bucket>b</Bucket><Key>k</Key>"
     b'<ETag>"abc"</ETag></CompleteMultipartUploadResult>'
@@ -48,11 +49,13 @@ def read_headers(stream) -> dict[str, str]:
 
 
 def answer(connection: socket.socket, method: str, target: str, headers: dict[str, str]) -> None:
-    if method == "GET" and "list-type" not in target:
+    if method == "GET" and "uploads" not in target:
         start, end = map(int, re.findall(r"\d+", headers.get("range", "bytes=0-0")))
         send_zeros(connection, start, end - start + 1)
         return
-    body = UPLOAD if "uploads" in target else COMPLETE if method == "POST" else b""
+    body = COMPLETE if method == "POST" else b""
+    if "uploads" in target:
+        body = UPLOAD if method == "POST" else NO_UPLOADS
     size = OBJECT_BYTES if method == "HEAD" else len(body)
     head = f'HTTP/1.1 200 OK\r\nETag: "abc"\r\nContent-Length: {size}\r\n\r\n'
     connection.sendall(head.encode() + (b"" if method == "HEAD" else body))
@@ -60,7 +63,9 @@ def answer(connection: socket.socket, method: str, target: str, headers: dict[st
 
 def send_zeros(connection: socket.socket, start: int, size: int) -> None:
     span = f"Content-Range: bytes {start}-{start + size - 1}/{OBJECT_BYTES}"
-    head = f'HTTP/1.1 206 Partial Content\r\nETag: "abc"\r\n{span}\r\nContent-Length: {size}\r\n\r\n'
+    head = (
+        f'HTTP/1.1 206 Partial Content\r\nETag: "abc"\r\n{span}\r\nContent-Length: {size}\r\n\r\n'
+    )
     connection.sendall(head.encode())
     while size:
         connection.sendall(ZEROS[: min(size, len(ZEROS))])
