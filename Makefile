@@ -96,6 +96,10 @@ test-deploy: $(VENV)/.dev .venv-deploy/.installed .venv-checkov/.installed ## te
 load-health: $(VENV)/.dev ## 1,000 health requests a second for 30 s beside 200 slow clients
 	$(BIN)/python tests/runner/load_health.py --seconds 30 --rate 1000 --slow 200
 
+.PHONY: soak-lightning
+soak-lightning: $(VENV)/.dev ## a training of two ranks killed 30 times loses nothing
+	$(BIN)/python tests/lightning/soak.py --kills 30 --ranks 2
+
 .PHONY: fuzz-short
 fuzz-short: ## the native decoders on damaged input under sanitizers, about 20 s
 	$(MAKE) -C fuzz short
