@@ -10,8 +10,8 @@ __all__ = ["refuse_sharded"]
 
 _REASONS: Final = {
     "FSDP": (
-        "FSDP and FSDP2 need sharded checkpoints (s4core.dcp), which this release does not have: "
-        "use accelerator.save_state without S4, or DistributedDataParallel"
+        "FSDP and FSDP2 need sharded checkpoints (s4core.dcp), which these hooks do not write yet: "
+        "call s4core.dcp.save and load, or use DistributedDataParallel"
     ),
     "DEEPSPEED": (
         "DeepSpeed writes model and optimizer itself and gives no hook their states: use "
