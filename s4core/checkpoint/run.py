@@ -289,6 +289,8 @@ class Run:
         done = self._worker.submit(partial(self._remove, self._name(step, name)))
         if wait:
             done.result()
+        else:
+            done.add_done_callback(_log_failure)
 
     def _remove(self, name: str) -> None:
         with self._lock:
@@ -398,3 +400,9 @@ def _done(info: CheckpointInfo) -> Future[CheckpointInfo]:
     future: Future[CheckpointInfo] = Future()
     future.set_result(info)
     return future
+
+
+def _log_failure(done: Future[None]) -> None:
+    error = done.exception()
+    if error is not None:
+        _log.error("a removal behind the training failed: %s", error)
