@@ -56,6 +56,10 @@ bench-stores: $(VENV)/.dev ## S3 clients beside each other: MB/s and CPU seconds
 	$(PIP_INSTALL) s3fs s3torchconnector
 	$(BIN)/python bench/stores.py
 
+.PHONY: test-slow
+test-slow: $(VENV)/.dev ## several processes, real kills, whole trainings; minutes
+	$(BIN)/pytest -m "slow and not deploy"
+
 .PHONY: lint
 lint: $(VENV)/.dev ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check $(LINTED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -22,6 +23,32 @@ pytest.register_assert_rewrite("store_suite", "store_suite_puts", "s3_hooks", "b
 # Shared machines stall: a slow example is not a failing one.
 settings.register_profile("s4", deadline=None)
 settings.load_profile("s4")
+
+
+# Several processes, real kills, whole trainings: minutes together, so a target of their own
+# (`make test-slow`).
+SLOW_FILES = frozenset(
+    {
+        "accelerate/test_example.py",
+        "accelerate/test_killed.py",
+        "accelerate/test_ranks.py",
+        "hf/test_hf_killed.py",
+        "hf/test_trainer_example.py",
+        "hf/test_trainer_ranks.py",
+        "hf/test_trl.py",
+        "lightning/test_around_the_plugin.py",
+        "runner/test_example.py",
+        "test_dcp_ranks.py",
+        "test_examples.py",
+    }
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents and item.path.relative_to(here).as_posix() in SLOW_FILES:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
