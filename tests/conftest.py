@@ -37,6 +37,7 @@ SLOW_FILES = frozenset(
         "hf/test_trainer_ranks.py",
         "hf/test_trl.py",
         "lightning/test_around_the_plugin.py",
+        "lightning/test_killed.py",
         "runner/test_example.py",
         "test_dcp_ranks.py",
         "test_examples.py",
