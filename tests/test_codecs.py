@@ -240,12 +240,12 @@ print(native.available, bytes(encoded.data).hex())
 
 
 @needs_native
-def test_the_environment_turns_the_extension_off_and_nothing_changes():
+def test_the_environment_turns_the_extension_off_and_nothing_changes(tmp_path):
     def probe(**variables: str) -> list[str]:
         environment = {**os.environ, **variables}
         run = [sys.executable, "-c", _PROBE]
         return subprocess.run(
-            run, env=environment, check=True, capture_output=True, text=True
+            run, env=environment, cwd=tmp_path, check=True, capture_output=True, text=True
         ).stdout.split()
 
     on, off, portable = probe(), probe(S4_NATIVE="off"), probe(S4_NATIVE="portable")
