@@ -79,3 +79,9 @@ def needed(place: str, *, shallow: bool = False) -> set[str]:
             manifest = json.loads(store.get(f".s4/checkpoints/{identity}.json"))
             waiting += [need["id"] for need in manifest["needs"]]
     return found
+
+
+def save_in_child(plugin: Any, state: Any, path: str) -> None:
+    """What a spawned process does; here, since it must be able to import it."""
+    plugin.save_checkpoint(state, path)
+    plugin.teardown()

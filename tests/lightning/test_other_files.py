@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from bits import assert_same_state
-from lightning_trainings import make_model, make_trainer, save_every_epoch
+from lightning_trainings import make_model, make_trainer, save_every_epoch, save_in_child
 
 import s4weights
 from s4_lightning import S4CheckpointIO
@@ -219,18 +219,13 @@ def test_the_plugin_is_pickled_without_what_belongs_to_its_process(tmp_path: Pat
     assert_same_state(STATE, twin.load_checkpoint(tmp_path / "a.ckpt"))
 
 
-def _save_in_child(plugin: S4CheckpointIO, path: str) -> None:
-    plugin.save_checkpoint(STATE, path)
-    plugin.teardown()
-
-
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_the_plugin_works_in_a_forked_and_in_a_spawned_process(method: str, tmp_path: Path) -> None:
     plugin = S4CheckpointIO(wait=False)
     plugin.save_checkpoint(STATE, tmp_path / "parent.ckpt")
     plugin.teardown()
     child = multiprocessing.get_context(method).Process(
-        target=_save_in_child, args=(plugin, str(tmp_path / "child.ckpt"))
+        target=save_in_child, args=(plugin, STATE, str(tmp_path / "child.ckpt"))
     )
     child.start()
     child.join(120)
