@@ -72,7 +72,7 @@ class TestFastEngine:
 
         client_of(store).meta.events.register("before-call.s3", hear)
         store.put("a", [pattern(11 * MiB)])
-        assert asked == []
+        assert not {"CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"} & set(asked)
         bucket, _, prefix = store.url.removeprefix("s3://").partition("/")
         head = client_of(store).head_object(
             Bucket=bucket, Key=f"{prefix}/a", ChecksumMode="ENABLED"
