@@ -24,7 +24,7 @@ from s4core.refs import Ref, put_ref, read_ref
 from s4core.repository import NAME_KEY
 from s4core.stores import Store
 
-__all__ = ["Asked", "Committer"]
+__all__ = ["Asked", "Committer", "Prepare", "only_once"]
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +48,11 @@ class Asked:
 
 # Gives the plan of a checkpoint; of a new base if its argument is true, None if it cannot.
 Prepare = Callable[[bool], Prepared | None]
+
+
+def only_once(prepared: Prepared, whole: bool) -> Prepared | None:
+    """What was encoded ahead cannot be encoded again: the state may have changed since."""
+    return None if whole else prepared
 
 
 class Committer:

@@ -70,6 +70,11 @@ class SaveHandle:
         self._future = future
         return self
 
+    def ended(self, info: CheckpointInfo) -> SaveHandle:
+        """Take the outcome of a save that has ended."""
+        self._future.set_result(info)
+        return self
+
     def release(self) -> None:
         """Note that the caller goes on; the run calls this before it queues the rest."""
         self._returned = time.monotonic()

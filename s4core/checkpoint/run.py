@@ -21,7 +21,7 @@ from s4core.catalogue import Catalogue, step_name
 from s4core.checkpoint.asking import check_meta, check_name, check_step
 from s4core.checkpoint.check import Finding, Verifier
 from s4core.checkpoint.collect import Sweep
-from s4core.checkpoint.committer import Asked, Committer, Prepare
+from s4core.checkpoint.committer import Asked, Committer, Prepare, only_once
 from s4core.checkpoint.handle import CheckpointInfo, SaveHandle
 from s4core.checkpoint.options import Options
 from s4core.checkpoint.reader import MapLocation, Reader, open_checkpoint
@@ -150,11 +150,11 @@ class Run:
         asked = Asked(chosen, step, about, handle)
         if wait or snapshot.raw_bytes > self.options.host_bytes:
             self._worker.wait()
-            return handle.follow(_done(self._finish(asked, partial(self._prepare, snapshot))))
+            return handle.ended(self._finish(asked, partial(self._prepare, snapshot)))
         if snapshot.on_gpu:
             self._worker.wait()
             prepared = self._prepare(snapshot, ahead=True)
-            prepare: Prepare = partial(_only_once, prepared)
+            prepare: Prepare = partial(only_once, prepared)
         else:
             prepare = partial(self._prepare, freeze(snapshot, self._saver.buffers))
         handle.release()
@@ -389,17 +389,6 @@ class Run:
             self._removals.sweep_removed()
             self._removals.say_what_waits()
         self.raise_pending()
-
-
-def _only_once(prepared: Prepared, whole: bool) -> Prepared | None:
-    """What was encoded ahead cannot be encoded again: the state may have changed since."""
-    return None if whole else prepared
-
-
-def _done(info: CheckpointInfo) -> Future[CheckpointInfo]:
-    future: Future[CheckpointInfo] = Future()
-    future.set_result(info)
-    return future
 
 
 def _log_failure(done: Future[None]) -> None:
